@@ -1,0 +1,65 @@
+# Everything a fresh machine needs is set up by the target that needs it: python3 (3.11 or newer), make and git suffice.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+# One stamp per kind of environment; a second run finds them and starts at once.
+CREATED := $(VENV)/.stamp-created
+RUN     := $(VENV)/.stamp-run
+DEV     := $(VENV)/.stamp-dev
+PINS    := pyproject.toml constraints.txt
+
+# Two workers on two cores: more threads than that would only wait for each other.
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format wheel clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUN) ## the worked example: three words through one attention head, every number shown
+	@$(BIN)/python examples/worked_example.py
+
+test: check ## make check, then every test and every example in the documentation
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+check: $(DEV) ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV) ## put the code into the one format, and fix what can be fixed without thinking
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+wheel: $(RUN) ## build the wheel into dist/
+	@rm -f dist/sightline-*.whl
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+clean: ## remove everything make has made, the environment included
+	rm -rf $(VENV) dist build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(CREATED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Sightline needs Python 3.11 or newer; '$(PYTHON) --version' says: $$($(PYTHON) --version 2>&1)"; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu the package python3-venv is missing."; exit 1; }
+	@touch $@
+
+# The build backend is installed first, pinned, so that pip does not fetch another one into an isolated environment.
+$(RUN): $(CREATED) $(PINS)
+	@echo "Installing Sightline and what it runs on into $(VENV), pinned: about a minute the first time."
+	@$(PIP) install -c constraints.txt hatchling build
+	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(DEV): $(CREATED) $(PINS)
+	@echo "Installing Sightline, its tests' tools and Triton into $(VENV), pinned: a minute or two the first time."
+	@$(PIP) install -c constraints.txt hatchling build
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,triton]'
+	@touch $(RUN) $@

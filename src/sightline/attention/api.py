@@ -1,0 +1,104 @@
+"""`sl.attention`: one function for every kind of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sightline.attention import streaming
+from sightline.attention.call import make_call
+from sightline.attention.choose import BACKENDS, Choice, choose
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from sightline.attention.call import BiasLike, Call, MaskLike
+
+
+def attention(
+    q: Float[Tensor, "*batch heads queries dim"],
+    k: Float[Tensor, "*batch kv_heads keys dim"],
+    v: Float[Tensor, "*batch kv_heads keys value_dim"],
+    *,
+    mask: MaskLike = None,
+    bias: BiasLike = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    normalizer: str = "softmax",
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Float[Tensor, "*batch heads queries value_dim"]:
+    """Attention: every query's weighted average of the values.
+
+    score = scale * q.k, then the soft-cap, then + bias, then the mask; the normaliser makes weights of a row of
+    scores, and the output is the weighted sum of the values. A row that may attend to nothing gives 0.
+
+    Args:
+        q, k, v: `[*batch, heads, time, dim]`; `[heads, time, dim]` and `[time, dim]` work too. q may have a
+            multiple of the heads of k and v (grouped heads), and v may have another dim than q and k.
+        mask: who may attend to whom: `sl.causal()`, `sl.window(…)`, `sl.prefix(…)`, `sl.documents(…)`,
+            `sl.padding(…)`, combined with `& | ~`, or a boolean tensor. True = may attend.
+        bias: added to the scores: a tensor that broadcasts to `[*batch, heads, queries, keys]`, or `sl.alibi(heads)`.
+        scale: factor of q.k; 1 / sqrt(dim) if not given.
+        softcap: scores become `softcap * tanh(score / softcap)` before the bias.
+        sinks: one logit per head that takes weight but has no value.
+        normalizer: `"softmax"`, `"relu"`, `"sigmoid"` or `"uniform"`.
+        dropout: the share of weights dropped, whenever it is given.
+        backend: `"auto"`, or one by name: `"sdpa"`, `"flex"`, `"streaming"`, `"reference"`.
+
+    >>> import sightline as sl
+    >>> q, k, v = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 7, 64), torch.randn(2, 2, 7, 32)
+    >>> sl.attention(q, k, v, mask=sl.causal()).shape
+    torch.Size([2, 8, 5, 32])
+    """
+    call = make_call(
+        q,
+        k,
+        v,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        normalizer=normalizer,
+        dropout=dropout,
+    )
+    out = run(call, choose(call, backend).backend)
+    return out[0] if q.dim() == 2 else out
+
+
+def which_backend(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", **options: Any) -> Choice:
+    """Which backend `sl.attention` would use for these arguments, and why. Nothing is computed.
+
+    >>> import sightline as sl
+    >>> q = torch.randn(1, 8, 16, 64)
+    >>> sl.which_backend(q, q, q, mask=sl.causal())
+    Choice(backend='sdpa', reason="torch's own kernel can express this call")
+    >>> sl.which_backend(q, q, q, mask=sl.window(4)).backend
+    'streaming'
+    """
+    return choose(make_call(q, k, v, **options), backend)
+
+
+def run(call: Call, backend: str) -> Tensor:
+    """Do a checked call with a backend that can do it."""
+    out = BACKENDS[backend].run(call)
+    return streaming.run(call, careful=True) if spoiled(call, out) else out
+
+
+def spoiled(call: Call, out: Tensor) -> bool:
+    """Whether NaN or inf in hidden values may have reached rows that do not see them.
+
+    Fused kernels multiply hidden values by 0, which for NaN is NaN. Values are not looked at in a compiled graph,
+    under torch.func, or far away on a GPU.
+    """
+    if call.mask is None or call.device.type != "cpu":
+        return False
+    if torch.compiler.is_compiling() or streaming.transformed():
+        return False
+    dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
+    return not math.isfinite(out.detach().sum(dtype=dtype).item())

@@ -1,0 +1,226 @@
+"""The backend of torch's own scaled_dot_product_attention: the fastest there is, for what it can express.
+
+It can express softmax attention without mask, with torch's causal mask, or with a table that is already there
+(a dense mask or bias, or padding, which is one row per sequence). A rule such as a window would have to be
+written out as queries x keys first, which this backend refuses to do by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sightline.masks import Band, Dense, Padding
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.attention.call import Call
+
+
+def refuses(call: Call) -> str | None:
+    """Why torch's SDPA cannot do a call, or None if it can."""
+    if not call.is_plain:
+        if call.softcap is not None:
+            return "SDPA has no soft-cap"
+        if call.sinks is not None:
+            return "SDPA has no sinks"
+        return f"SDPA has only softmax, not {call.normalizer.name}"
+    if call.bias is not None and not isinstance(call.bias, Tensor):
+        return "SDPA would need this bias written out as queries x keys"
+    mask = call.mask
+    if mask is None or isinstance(mask, Dense | Padding) or sees_all(call):
+        return None
+    if is_causal(call):
+        return "SDPA takes its causal flag or a bias, not both" if call.bias is not None else None
+    return f"SDPA would need the mask {mask} written out as queries x keys"
+
+
+def sees_all(call: Call) -> bool:
+    """Whether a band leaves nothing out: the one query of a decoding step."""
+    mask, s = call.mask, call.sizes
+    if not isinstance(mask, Band):
+        return False
+    left, right = mask.left, mask.right
+    return (
+        s.queries == 1
+        and mask.align == "end"
+        and (left is None or left >= s.keys - 1)
+        and (right is None or right >= 0)
+    )
+
+
+def is_causal(call: Call) -> bool:
+    """Whether the mask is the one torch means by `is_causal`: aligned at the start."""
+    mask = call.mask
+    if not isinstance(mask, Band) or mask.right != 0:
+        return False
+    s = call.sizes
+    unlimited = mask.left is None or mask.left >= max(s.queries, s.keys) - 1
+    return unlimited and (mask.align == "start" or s.queries == s.keys)
+
+
+def run(call: Call) -> Float[Tensor, "*batch heads queries value_dim"]:
+    """Attention by torch's SDPA."""
+    ready = _prepare(call)
+    out = F.scaled_dot_product_attention(
+        ready.q,
+        ready.k,
+        ready.v,
+        attn_mask=ready.table,
+        dropout_p=call.dropout,
+        is_causal=ready.causal,
+        scale=call.scale,
+        enable_gqa=ready.grouped,
+    )
+    return _finish(call, out)
+
+
+def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]] | None:
+    """The same output and the lse (natural logarithm), or None if the kernel SDPA would take does not give it."""
+    s = call.sizes
+    # The operators beneath SDPA differentiate no bias, and take no bias finer than q on a GPU.
+    finer = call.device.type == "cuda" and isinstance(call.bias, Tensor) and call.bias.dtype != call.q.dtype
+    bias_stays = finer or (isinstance(call.bias, Tensor) and call.bias.requires_grad)
+    if bias_stays or min(s.heads, s.queries, s.keys, s.dim, s.value_dim, *s.batch) == 0:
+        return None
+    ready = _prepare(call)
+    kernel = _kernel(ready)
+    if kernel is None or any(t.stride(-1) != 1 for t in (ready.q, ready.k, ready.v)):
+        return None
+    out, lse = kernel(ready, call.scale)
+    if ready.table is not None:
+        lse = lse.masked_fill(_sees_nothing(ready, lse), -torch.inf)
+    return _finish(call, out), lse.reshape(*s.batch, s.heads, s.queries)
+
+
+class _Ready(NamedTuple):
+    """The tensors as SDPA takes them: one batch axis, values as wide as keys on the CPU, the mask as a table."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+    causal: bool
+    grouped: bool
+
+
+def _prepare(call: Call) -> _Ready:
+    s = call.sizes
+    q, k, v = call.q, call.k, call.v
+    mask = call.mask
+    causal = mask is not None and is_causal(call)
+    table = None
+    if mask is not None and not causal and not sees_all(call):
+        table = mask.tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, call.device)
+    if call.bias is not None:
+        bias = call.bias.to(_table_dtype(call))  # type: ignore[union-attr]
+        table = bias if table is None else torch.where(table, bias, -torch.inf)
+    if len(s.batch) != 1:
+        # The fused kernels take exactly one batch axis.
+        q, k, v = (t.reshape(math.prod(s.batch), *t.shape[-3:]) for t in (q, k, v))
+    if table is not None:
+        table = _two_or_four_axes(table, s.batch)
+    grouped = s.heads != s.kv_heads
+    if grouped and call.device.type == "cuda" and call.q.dtype not in (torch.float16, torch.bfloat16):
+        # Only the half-precision CUDA kernels know grouped heads; the others would fall back to the whole map.
+        k, v, grouped = k.repeat_interleave(s.groups, -3), v.repeat_interleave(s.groups, -3), False
+    if s.dim != s.value_dim and call.device.type == "cpu":
+        # The fused CPU kernel wants values as wide as keys; zeros at the end change nothing.
+        wide = max(s.dim, s.value_dim)
+        q, k, v = (F.pad(t, (0, wide - t.shape[-1])) for t in (q, k, v))
+    return _Ready(q, k, v, table, causal, grouped)
+
+
+def _table_dtype(call: Call) -> torch.dtype:
+    """On the CPU a bias for half-precision q may stay in float32."""
+    half = call.q.dtype in (torch.float16, torch.bfloat16)
+    fine = isinstance(call.bias, Tensor) and call.bias.dtype in (torch.float32, torch.float64)
+    return torch.float32 if half and fine and call.device.type == "cpu" else call.q.dtype
+
+
+def _finish(call: Call, out: Tensor) -> Tensor:
+    s = call.sizes
+    if out.shape[-1] != s.value_dim:
+        out = out[..., : s.value_dim]
+    return out if len(s.batch) == 1 else out.reshape(*s.batch, *out.shape[-3:])
+
+
+def _two_or_four_axes(table: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """A table for one batch axis and heads, or for neither: what the fused kernels take."""
+    if table.dim() < 2:
+        return table.reshape(1, -1)
+    if table.dim() == 2 or (table.dim() == 4 and len(batch) == 1):
+        return table
+    if table.dim() == 3 or all(size == 1 for size in table.shape[:-3]):
+        return table.reshape(1, *table.shape[-3:])
+    return table.expand(*batch, *table.shape[-3:]).reshape(math.prod(batch), *table.shape[-3:])
+
+
+def _kernel(ready: _Ready) -> Callable[[_Ready, float], tuple[Tensor, Tensor]] | None:
+    if ready.q.device.type == "cpu":
+        return _cpu_flash
+    if ready.q.device.type != "cuda":
+        return None
+    params = torch.backends.cuda.SDPAParams(ready.q, ready.k, ready.v, ready.table, 0.0, ready.causal, ready.grouped)
+    if ready.table is None and torch.backends.cuda.can_use_cudnn_attention(params):
+        return _cuda_cudnn
+    if torch.backends.cuda.can_use_flash_attention(params):
+        return _cuda_flash
+    if torch.backends.cuda.can_use_efficient_attention(params):
+        return _cuda_efficient
+    return None
+
+
+def _additive(ready: _Ready) -> Tensor | None:
+    """A table of booleans as what is added to the scores."""
+    if ready.table is None or ready.table.dtype != torch.bool:
+        return ready.table
+    zero = torch.zeros((), dtype=ready.q.dtype, device=ready.q.device)
+    return torch.where(ready.table, zero, -torch.inf)
+
+
+def _cpu_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
+    table = _additive(ready)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        ready.q, ready.k, ready.v, 0.0, ready.causal, attn_mask=table, scale=scale
+    )
+
+
+def _cuda_cudnn(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        ready.q, ready.k, ready.v, None, True, 0.0, ready.causal, False, scale=scale
+    )
+    return out, lse.squeeze(-1) if lse.dim() == 4 else lse
+
+
+def _cuda_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
+    width = ready.q.shape[-1]
+    # As SDPA itself does: the kernel wants heads in multiples of 8.
+    q, k, v = (F.pad(t, (0, -width % 8)) for t in (ready.q, ready.k, ready.v))
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, ready.causal, False, scale=scale)
+    return out[..., :width], lse
+
+
+def _cuda_efficient(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
+    table = _additive(ready)
+    if table is not None:
+        table = table.expand(*ready.q.shape[:-1], ready.k.shape[-2])
+        # The kernel reads rows of the table in steps of 16 bytes.
+        table = F.pad(table, (0, -table.shape[-1] % 16))[..., : table.shape[-1]]
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        ready.q, ready.k, ready.v, table, True, 0.0, ready.causal, scale=scale
+    )
+    return out, lse[..., : ready.q.shape[-2]]
+
+
+def _sees_nothing(ready: _Ready, lse: Tensor) -> Tensor:
+    """Rows without a visible key, whose lse the kernels give as they please."""
+    assert ready.table is not None
+    seen = ready.table.any(-1) if ready.table.dtype == torch.bool else (ready.table > -torch.inf).any(-1)
+    return ~seen.expand(lse.shape)

@@ -1,0 +1,291 @@
+"""The streaming backend: any call, forward and backward, on any device, in memory linear in the context.
+
+It walks over tiles of the map, band by band, skips the tiles a mask leaves empty, and keeps of each row only a
+running maximum, a running sum and the output. The backward pass walks over the same tiles again. Where torch's
+fused kernel can do a band, it does (`fused`); else the tiles are plain torch operations, below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sightline.attention import fused
+from sightline.attention.tiles import Tile, bias_index, fold, row_numbers, scaled_rows, score_tile, unfold, visit
+from sightline.errors import SightlineError, explain
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.attention.call import Call
+
+# Scores of one step over all heads: 4 MiB in float32, so that a tile stays in the cache.
+_CELLS = 1 << 20
+
+
+class Recipe(NamedTuple):
+    """All of a call but its tensors, and how to walk it: what the backward pass must repeat."""
+
+    call: Call
+    seed: int
+    careful: bool
+    use_fused: bool
+
+
+def refuses(call: Call) -> str | None:
+    """Why this backend cannot do a call: there is no such call."""
+    return None
+
+
+def run(call: Call, careful: bool = False) -> Float[Tensor, "*batch heads queries value_dim"]:
+    """Attention by tiles. `careful` keeps NaN and inf in v away from the rows that may not see them."""
+    return run_with_rows(call, careful)[0]
+
+
+def run_with_rows(call: Call, careful: bool = False) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]]:
+    """The output, and the one number per row that its weights need: the lse, or the visible keys."""
+    seed = int(torch.randint(2**62, ())) if call.dropout else 0
+    careful = careful or (call.device.type != "cpu" and call.mask is not None and not _finite(call.v))
+    bias = call.bias if isinstance(call.bias, Tensor) else None
+    recipe = Recipe(_without_tensors(call), seed, careful, fused.can(call) and not careful)
+    with torch.autocast(call.device.type, enabled=False):
+        out, row = _Stream.apply(call.q, call.k, call.v, bias, call.sinks, recipe)
+    return out, row
+
+
+def _without_tensors(call: Call) -> Call:
+    bias = None if isinstance(call.bias, Tensor) else call.bias
+    return call.replace(q=None, k=None, v=None, bias=bias, sinks=None)
+
+
+def _with_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Call:
+    sizes = call.sizes._replace(batch=tuple(q.shape[:-3]))
+    return call.replace(q=q, k=k, v=v, sizes=sizes, bias=call.bias if bias is None else bias, sinks=sinks)
+
+
+def transformed() -> bool:
+    """Whether this runs under a torch.func transformation, where values cannot be looked at."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _finite(x: Tensor) -> bool:
+    return transformed() or bool(x.isfinite().all())
+
+
+class _Stream(torch.autograd.Function):
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None, recipe: Recipe) -> Any:
+        call = _with_tensors(recipe.call, q, k, v, bias, sinks)
+        return fused.forward(call) if recipe.use_fused else _forward(call, recipe)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        q, k, v, bias, sinks, recipe = inputs
+        ctx.recipe = recipe
+        ctx.save_for_backward(q, k, v, bias, sinks, *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+        return (*_StreamBackward.apply(grad, *ctx.saved_tensors, ctx.recipe, ctx.needs_input_grad[3]), None)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple, *args: Any) -> tuple:
+        return _Stream.apply(*_batched(info.batch_size, dims[:5], args[:5]), *args[5:]), (0, 0)
+
+
+class _StreamBackward(torch.autograd.Function):
+    """The backward pass as a function of its own, so that it works under torch.func.vmap too."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        out: Tensor,
+        row: Tensor,
+        recipe: Recipe,
+        wants_bias: bool,
+    ) -> tuple:
+        call = _with_tensors(recipe.call, q, k, v, bias, sinks)
+        grad_bias = torch.zeros_like(bias, dtype=call.compute_dtype) if wants_bias and bias is not None else None
+        if recipe.use_fused and grad_bias is None:
+            grads = fused.backward(call, grad, out, row)
+        else:
+            grads = _backward(call, recipe, grad, out, row, grad_bias)
+        grad_sinks = None
+        if sinks is not None:
+            delta = (grad.to(row.dtype) * out.to(row.dtype)).sum(-1)
+            share = (sinks[..., None].to(row.dtype) - row.masked_fill(row == -torch.inf, 0.0)).exp()
+            grad_sinks = -(share * delta).sum(-1).sum_to_size(sinks.shape).to(sinks.dtype)
+        grad_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
+        return (*(g.to(q.dtype) for g in grads), grad_bias, grad_sinks)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise SightlineError(
+            explain(
+                "the streaming backend has no second derivative",
+                expected="one backward pass",
+                got="a gradient of a gradient",
+                hint='backend="reference", which torch differentiates any number of times',
+            )
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple, *args: Any) -> tuple:
+        result = _StreamBackward.apply(*_batched(info.batch_size, dims[:8], args[:8]), *args[8:])
+        return result, tuple(None if r is None else 0 for r in result)
+
+
+def _batched(size: int, dims: tuple, tensors: tuple) -> Iterator[Tensor | None]:
+    """Tensors under vmap as tensors with one more batch axis in front; bias and sinks are spelled out to fit it."""
+    axes = tensors[0].dim() - (dims[0] is not None)
+    # Both functions end (q, k, v, bias, sinks, ...): from the back for five tensors, after the gradient for eight.
+    bias_at, sinks_at = (3, 4) if len(tensors) == 5 else (4, 5)
+    for place, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
+        if tensor is None:
+            yield None
+            continue
+        x = tensor.movedim(dim, 0) if dim is not None else tensor.expand(size, *tensor.shape)
+        inner = x.dim() - 1
+        wanted = {bias_at: axes, sinks_at: axes - 2}.get(place, inner)
+        yield x.reshape(size, *[1] * (wanted - inner), *x.shape[1:])
+
+
+def _tile_size(call: Call) -> tuple[int, int]:
+    s = call.sizes
+    cells = _CELLS // max(1, s.heads * torch.Size(s.batch).numel())
+    return (256, 512) if cells >= 1 << 17 else (128, 256) if cells >= 1 << 15 else (64, 64)
+
+
+def _forward(call: Call, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    s = call.sizes
+    counts = None if call.normalizer.is_softmax else row_numbers(call).expand(*s.batch, s.heads, s.queries)
+    shape = (*s.batch, s.heads, s.queries)
+    out = torch.empty(*shape, s.value_dim, dtype=call.q.dtype, device=call.device)
+    row = torch.empty(shape, dtype=call.compute_dtype, device=call.device) if counts is None else counts.contiguous()
+    for rows, columns in visit(s, call.mask, *_tile_size(call)):
+        q_rows = scaled_rows(call, rows)
+        state = _Running(call, rows) if counts is None else None
+        total = torch.zeros(
+            *s.batch, s.heads, rows.stop - rows.start, s.value_dim, dtype=call.compute_dtype, device=call.device
+        )
+        for column in columns:
+            tile = score_tile(call, q_rows, rows, column)
+            if state is not None:
+                shares, shrink = state.add(tile.scores)
+                total = total * shrink
+            else:
+                assert counts is not None
+                shares = call.normalizer.weights(tile.scores, counts[..., rows, None], tile.visible)
+            if call.dropout:
+                shares = shares * _keep(call, recipe, rows, column.span, shares.shape)
+            total = total + _values(call, shares, tile, column.span, recipe.careful)
+        if state is not None:
+            total = total / state.sums.masked_fill(state.sums == 0, 1.0)[..., None]
+            row[..., rows] = state.lse()
+        out[..., rows, :] = total
+    return out, row
+
+
+class _Running:
+    """The running maximum and sum of a band of rows. It begins with the sink, which has weight and no value."""
+
+    def __init__(self, call: Call, rows: slice) -> None:
+        s = call.sizes
+        shape = (*s.batch, s.heads, rows.stop - rows.start)
+        if call.sinks is None:
+            self.largest = torch.full(shape, -torch.inf, dtype=call.compute_dtype, device=call.device)
+            self.sums = torch.zeros_like(self.largest)
+        else:
+            self.largest = call.sinks[..., None].to(call.compute_dtype).expand(shape)
+            self.sums = torch.ones_like(self.largest)
+
+    def add(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The tile's shares relative to the new maximum, and the factor for what was summed before."""
+        largest = torch.maximum(self.largest, scores.amax(-1))
+        # While a row has seen nothing its maximum is -inf, and -inf - -inf is NaN.
+        level = largest.masked_fill(largest == -torch.inf, 0.0)
+        shares = (scores - level[..., None]).exp()
+        shrink = (self.largest - level).exp()
+        self.sums = self.sums * shrink + shares.sum(-1)
+        self.largest = largest
+        return shares, shrink[..., None]
+
+    def lse(self) -> Tensor:
+        return self.largest + self.sums.log().masked_fill(self.sums == 0, 0.0)
+
+
+def _keep(call: Call, recipe: Recipe, rows: slice, span: slice, shape: torch.Size) -> Tensor:
+    """Which weights dropout keeps, scaled; the same for a tile in the backward pass."""
+    seed = (recipe.seed + rows.start * (call.sizes.keys + 1) + span.start) % 2**63
+    generator = torch.Generator(call.device).manual_seed(seed)
+    kept = torch.rand(shape, generator=generator, device=call.device) >= call.dropout
+    return kept.to(call.compute_dtype) / (1 - call.dropout)
+
+
+def _values(call: Call, shares: Tensor, tile: Tile, span: slice, careful: bool) -> Tensor:
+    v = call.v[..., span, :].to(call.compute_dtype)
+    if not careful or tile.visible is None:
+        return unfold(fold(shares, call.sizes) @ v, call.sizes)
+    # 0 * NaN is NaN, so a value that is not finite is added only to the rows that see its key.
+    bad = ~v.isfinite()
+    total = unfold(fold(shares, call.sizes) @ v.masked_fill(bad, 0.0), call.sizes)
+    visible = tile.visible.expand(shares.shape)
+    rows = v.repeat_interleave(call.sizes.groups, -3)
+    for j in bad.any(-1).flatten(0, -2).any(0).nonzero().flatten().tolist():
+        value = rows[..., j : j + 1, :]
+        part = torch.where(value.isfinite(), 0.0, shares[..., j : j + 1] * value)
+        total = total + torch.where(visible[..., j : j + 1], part, 0.0)
+    return total
+
+
+def _backward(
+    call: Call, recipe: Recipe, grad: Tensor, out: Tensor, row: Tensor, grad_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    s, dtype = call.sizes, call.compute_dtype
+    grad_q = torch.empty_like(call.q)
+    grad_k, grad_v = torch.zeros_like(call.k, dtype=dtype), torch.zeros_like(call.v, dtype=dtype)
+    delta = (grad.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)
+    for rows, columns in visit(s, call.mask, *_tile_size(call)):
+        q_rows, grad_rows = scaled_rows(call, rows), fold(grad[..., rows, :].to(dtype), s)
+        number = row[..., rows, None]
+        total = torch.zeros_like(q_rows)
+        for column in columns:
+            tile, span = score_tile(call, q_rows, rows, column), column.span
+            weights = call.normalizer.weights(tile.scores, number, tile.visible)
+            grad_weights = unfold(grad_rows @ call.v[..., span, :].to(dtype).mT, s)
+            kept = weights
+            if call.dropout:
+                keep = _keep(call, recipe, rows, span, weights.shape)
+                kept, grad_weights = weights * keep, grad_weights * keep
+            grad_v[..., span, :] += fold(kept, s).mT @ grad_rows
+            if call.normalizer.is_softmax:
+                # Every score moves the row's sum, and so every weight of the row.
+                grad_weights = grad_weights - delta[..., rows, :]
+            slope = call.normalizer.slope(weights, tile.scores, number, tile.visible)
+            grad_scores = grad_weights * slope
+            if tile.visible is not None:
+                grad_scores = grad_scores.masked_fill(~tile.visible, 0.0)
+            if grad_bias is not None:
+                part = grad_bias[bias_index(grad_bias, rows, span)]
+                part += grad_scores.sum_to_size(part.shape)
+            if tile.capped is not None:
+                assert call.softcap is not None
+                grad_scores = grad_scores * (1 - (tile.capped / call.softcap) ** 2)
+            folded = fold(grad_scores, s)
+            total = total + folded @ call.k[..., span, :].to(dtype)
+            grad_k[..., span, :] += folded.mT @ q_rows
+        grad_q[..., rows, :] = unfold(total * call.scale, s)
+    return grad_q, grad_k, grad_v

@@ -1,0 +1,7 @@
+"""The lens: a full account of what was attended to, in memory linear in the context."""
+
+from sightline.lens.api import look, observe
+from sightline.lens.requests import Picture, Top
+from sightline.lens.sight import Sight, TopKeys
+
+__all__ = ["Picture", "Sight", "Top", "TopKeys", "look", "observe"]

@@ -1,0 +1,234 @@
+"""What a walk over tiles gathers: each accumulator sees every tile once and keeps only sums or maxima.
+
+Sums over rows are matrix products with a few rows of ones, so that they run at the speed of the matrix unit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.lens.geometry import Axis
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+
+
+class Seen(NamedTuple):
+    """One tile as the accumulators see it. `log` is the logarithm of the weights where that is known (softmax)."""
+
+    rows: slice
+    columns: slice
+    weights: Tensor  # [*batch, heads, rows, columns]
+    scores: Tensor | None
+    log: Tensor | None
+    visible: Tensor | None
+
+
+class Accumulator:
+    """Takes tiles, and gives its result at the end."""
+
+    def band(self, rows: slice) -> None:
+        """A new band of rows begins."""
+
+    def add(self, tile: Seen) -> None:
+        raise NotImplementedError
+
+    def result(self) -> object:
+        raise NotImplementedError
+
+
+class RowSums(Accumulator):
+    """Per row: the sum of the weights, the expected logarithm, the expected distance, the largest score."""
+
+    def __init__(self, call: Call, wanted: set[str]) -> None:
+        s = call.sizes
+        self.wanted, self.call = wanted, call
+        shape = (*s.batch, s.heads, s.queries)
+        softmax = call.normalizer.is_softmax
+        # Without sinks the rows of a softmax sum to 1, or to 0 where nothing is visible.
+        self.count = not softmax or call.sinks is not None
+        empty = torch.zeros(shape, dtype=call.compute_dtype, device=call.device)
+        zeros = {name: empty.clone() for name in self._kept()}
+        self.sums = zeros
+        self.largest = torch.full_like(empty, -torch.inf) if "max_score" in wanted else None
+
+    def _kept(self) -> list[str]:
+        kept = [name for name in ("entropy", "distance") if name in self.wanted]
+        return kept + (["total"] if self.count and (kept or "total" in self.wanted) else [])
+
+    def add(self, tile: Seen) -> None:
+        rows, weights = tile.rows, tile.weights
+        if self.largest is not None:
+            scores = tile.scores if tile.scores is not None else tile.log
+            assert scores is not None
+            part = self.largest[..., rows]
+            torch.maximum(part, scores.amax(-1), out=part)
+        if "total" in self.sums or "distance" in self.sums:
+            self._linear(tile)
+        if "entropy" in self.sums:
+            self.sums["entropy"][..., rows] += _times_log(weights, tile.log)
+
+    def _linear(self, tile: Seen) -> None:
+        """Sums and distances: away from the diagonal a distance is a row's part plus a column's part, both positive."""
+        s, rows, columns, weights = self.call.sizes, tile.rows, tile.columns, tile.weights
+        place = torch.arange(rows.start, rows.stop, device=weights.device) + (s.keys - s.queries)
+        column = torch.arange(columns.start, columns.stop, device=weights.device)
+        first, last = rows.start + s.keys - s.queries, rows.stop - 1 + s.keys - s.queries
+        if "distance" not in self.sums:
+            self.sums["total"][..., rows] += weights.sum(-1)
+            return
+        before, after = columns.stop - 1 <= first, columns.start >= last
+        if not before and not after:
+            gap = (place[:, None] - column).abs().to(weights.dtype)
+            self.sums["distance"][..., rows] += (weights * gap).sum(-1)
+            if "total" in self.sums:
+                self.sums["total"][..., rows] += weights.sum(-1)
+            return
+        inner = (columns.stop - 1 - column) if before else (column - columns.start)
+        outer = (place - (columns.stop - 1)) if before else (columns.start - place)
+        basis = torch.stack([torch.ones_like(inner), inner], -1).to(weights.dtype)
+        both = weights @ basis
+        self.sums["distance"][..., rows] += both[..., 0] * outer.to(weights.dtype) + both[..., 1]
+        if "total" in self.sums:
+            self.sums["total"][..., rows] += both[..., 0]
+
+    def result(self) -> dict[str, Tensor]:
+        found = dict(self.sums)
+        total = found.get("total")
+        if total is not None:
+            some = total.clamp_min(torch.finfo(total.dtype).tiny)
+        if "distance" in found and total is not None:
+            found["distance"] = torch.where(total > 0, found["distance"] / some, 0.0)
+        if "entropy" in found:
+            # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
+            spread = -found["entropy"]
+            if total is not None:
+                spread = torch.where(total > 0, some.log() + spread / some, 0.0)
+            found["entropy"] = spread.clamp_min(0.0)
+        if self.largest is not None:
+            found["max_score"] = self.largest
+        return found
+
+
+class Received(Accumulator):
+    """Per key: the sum over queries, each with its weight if there are any."""
+
+    def __init__(self, call: Call, weights: Tensor | None) -> None:
+        s = call.sizes
+        self.by_query = weights
+        self.total = torch.zeros(*s.batch, s.heads, s.keys, dtype=call.compute_dtype, device=call.device)
+
+    def add(self, tile: Seen) -> None:
+        if self.by_query is None:
+            self.total[..., tile.columns] += tile.weights.sum(-2)
+        else:
+            self.total[..., tile.columns] += (self.by_query[..., None, tile.rows] @ tile.weights).squeeze(-2)
+
+    def result(self) -> Tensor:
+        return self.total
+
+
+class Strongest(Accumulator):
+    """Per row: the n largest weights and their keys; of equal weights the lower key comes first."""
+
+    def __init__(self, call: Call, n: int) -> None:
+        s = call.sizes
+        self.n = n
+        shape = (*s.batch, s.heads, s.queries, n)
+        self.weights = torch.full(shape, -1.0, dtype=call.compute_dtype, device=call.device)
+        self.keys = torch.full(shape, -1, dtype=torch.int64, device=call.device)
+
+    def add(self, tile: Seen) -> None:
+        weights = tile.weights if tile.visible is None else tile.weights.masked_fill(~tile.visible, -1.0)
+        mine, keys = self.weights[..., tile.rows, :], self.keys[..., tile.rows, :]
+        n = min(self.n, weights.shape[-1])
+        values, places = weights.topk(n, -1)
+        if n < weights.shape[-1] and bool((weights >= values[..., -1:]).sum(-1).gt(n).any()):
+            # More equal weights than places: topk does not say which it takes, a stable sort does.
+            values, places = (t[..., :n] for t in weights.sort(dim=-1, descending=True, stable=True))
+        places, order = places.sort(-1)
+        values = values.gather(-1, order)
+        # What was found before has lower keys and stands first, so a stable sort keeps the order among equals.
+        all_values = torch.cat([mine, values], -1)
+        all_keys = torch.cat([keys, places + tile.columns.start], -1)
+        best, order = all_values.sort(dim=-1, descending=True, stable=True)
+        self.weights[..., tile.rows, :] = best[..., : self.n]
+        self.keys[..., tile.rows, :] = all_keys.gather(-1, order)[..., : self.n]
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        absent = self.weights < 0
+        return self.keys.masked_fill(absent, -1), self.weights.masked_fill(absent, 0.0)
+
+
+class Pixels(Accumulator):
+    """The sums or maxima of the cells of every pixel."""
+
+    def __init__(self, call: Call, vertical: Axis, horizontal: Axis, largest: bool) -> None:
+        s = call.sizes
+        self.vertical, self.horizontal, self.largest = vertical, horizontal, largest
+        self.grid = torch.zeros(
+            *s.batch, s.heads, vertical.bins, horizontal.bins, dtype=call.compute_dtype, device=call.device
+        )
+
+    def add(self, tile: Seen) -> None:
+        rows, columns = _overlap(tile.rows, self.vertical), _overlap(tile.columns, self.horizontal)
+        if rows is None or columns is None:
+            return
+        weights = tile.weights
+        if rows != tile.rows or columns != tile.columns:
+            weights = weights[
+                ...,
+                rows.start - tile.rows.start : rows.stop - tile.rows.start,
+                columns.start - tile.columns.start : columns.stop - tile.columns.start,
+            ]
+        top, weights = _pool(weights, -2, rows, self.vertical, self.largest)
+        left, weights = _pool(weights, -1, columns, self.horizontal, self.largest)
+        part = self.grid[..., top : top + weights.shape[-2], left : left + weights.shape[-1]]
+        if self.largest:
+            torch.maximum(part, weights, out=part)
+        else:
+            part += weights
+
+    def result(self) -> Tensor:
+        return self.grid
+
+
+def _overlap(span: slice, axis: Axis) -> slice | None:
+    start, stop = max(span.start, axis.start), min(span.stop, axis.stop)
+    return slice(start, stop) if start < stop else None
+
+
+def _pool(x: Tensor, dim: int, span: slice, axis: Axis, largest: bool) -> tuple[int, Tensor]:
+    """The bins of a stretch of the map along one axis: the first bin's number, and their sums or maxima."""
+    first = int(np.searchsorted(axis.edges, span.start, side="right")) - 1
+    stop = int(np.searchsorted(axis.edges, span.stop, side="left"))
+    length, cell = span.stop - span.start, axis.regular
+    if cell == 1:
+        return first, x
+    if stop - first == 1:
+        return first, x.amax(dim, keepdim=True) if largest else x.sum(dim, keepdim=True)
+    if cell and span.start == axis.edges[first] and length % cell == 0:
+        blocks = x.unflatten(dim, (length // cell, cell))
+        return first, blocks.amax(dim) if largest else blocks.sum(dim)
+    edges = np.clip(axis.edges[first : stop + 1], span.start, span.stop) - span.start
+    if largest:
+        # Bins differ in length by at most a few cells; repeating the last cell of a bin does not change a maximum.
+        widest = int(np.diff(edges).max())
+        index = np.minimum(edges[:-1, None] + np.arange(widest), edges[1:, None] - 1)
+        picked = x.index_select(dim, torch.from_numpy(index.ravel()).to(x.device))
+        return first, picked.unflatten(dim, index.shape).amax(dim)
+    member = np.repeat(np.arange(stop - first), np.diff(edges))
+    onehot = torch.from_numpy(member == np.arange(stop - first)[:, None]).to(x.device, x.dtype)
+    return first, onehot @ x if dim == -2 else x @ onehot.mT
+
+
+def _times_log(weights: Tensor, log: Tensor | None) -> Tensor:
+    """The sum over a row of w log w, with 0 log 0 = 0."""
+    if log is None:
+        return torch.special.entr(weights).sum(-1).neg()
+    # A hidden cell is 0 * -inf.
+    return (weights * log).nan_to_num(0.0, 0.0, 0.0).sum(-1) if torch.isinf(log).any() else (weights * log).sum(-1)

@@ -1,0 +1,126 @@
+"""From a set of requests to one pass over the map: by the Triton kernel where it can, else by the walk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sightline.lens import geometry, on_gpu, pictures
+from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
+from sightline.lens.limits import require
+from sightline.lens.requests import ROW_STATS, Picture, Request, Top
+from sightline.lens.walk import walk
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+
+
+class Weighted:
+    """A request for `received` with a weight for every query; never the same as another."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+
+
+class Job(NamedTuple):
+    """What one pass has to find: names of row statistics, the pixels of pictures, and the rest."""
+
+    rows: set[str]
+    received: list[Request | Weighted]
+    tops: list[Top]
+    grids: dict[tuple, tuple[geometry.Axis, geometry.Axis]]
+    pictures: list[Picture]
+
+
+@torch.no_grad()
+def compute(call: Call, row: Tensor, requests: list[Request | Weighted]) -> dict[Any, Any]:
+    """The results of all requests, by one pass over the map."""
+    job = _plan(call, requests)
+    with torch.autocast(call.device.type, enabled=False):
+        found, grids = _pass(call, row, job)
+    for picture in job.pictures:
+        grid = grids[_grid_key(picture)]
+        found[picture] = pictures.finish(call, picture, grid, *job.grids[_grid_key(picture)])
+    return found
+
+
+def _pass(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    if on_gpu.can(call) and (job.rows or job.received or job.grids):
+        both = on_gpu.run(call, row, job)
+        if both is not None:
+            if job.tops:
+                both[0].update(_by_walk(call, row, Job(set(), [], job.tops, {}, []))[0])
+            return both
+    return _by_walk(call, row, job)
+
+
+def _grid_key(picture: Picture) -> tuple:
+    """Mean and sum share their pixels' sums."""
+    return (picture.size, picture.cell, picture.rows, picture.columns, picture.reduce == "max")
+
+
+def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
+    s = call.sizes
+    maps = torch.Size(s.batch).numel() * s.heads
+    job = Job(set(), [], [], {}, [])
+    for request in requests:
+        if isinstance(request, Picture):
+            vertical, horizontal = geometry.axes(request, s.queries, s.keys)
+            pixels = maps * (request.size[0] * request.size[1] if request.size else vertical.bins * horizontal.bins)
+            require(
+                "this picture", 2 * pixels * call.compute_dtype.itemsize, call.device, "a smaller size, or larger cells"
+            )
+            job.grids[_grid_key(request)] = (vertical, horizontal)
+            job.pictures.append(request)
+        elif isinstance(request, Top):
+            n = min(request.n, s.keys)
+            require(
+                f"top({request.n})",
+                maps * s.queries * (request.n + 2 * n) * (8 + call.compute_dtype.itemsize),
+                call.device,
+                "fewer keys per query, or tile() for a part of the map",
+            )
+            job.tops.append(request)
+        elif request in ROW_STATS:
+            job.rows.add(request)
+        else:
+            job.received.append(request)
+    return job
+
+
+def _by_walk(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    parts: dict[Any, Accumulator] = {}
+    if job.rows:
+        parts["rows"] = RowSums(call, job.rows)
+    for request in job.received:
+        parts[request] = Received(call, request.weights if isinstance(request, Weighted) else None)
+    for top in job.tops:
+        parts[top] = Strongest(call, top.n)
+    for key, (vertical, horizontal) in job.grids.items():
+        parts[key] = Pixels(call, vertical, horizontal, largest=key[-1])
+    walk(call, row, list(parts.values()), *_rectangle(job), align=_alignment(job))
+    found: dict[Any, Any] = {}
+    grids = {key: parts.pop(key).result() for key in job.grids}
+    for key, part in parts.items():
+        if key == "rows":
+            found.update(part.result())  # type: ignore[call-overload]
+        else:
+            found[key] = part.result()
+    return found, grids  # type: ignore[return-value]
+
+
+def _rectangle(job: Job) -> tuple[slice | None, slice | None]:
+    """The part of the map the pass must see: all of it, unless only pictures of a part are asked for."""
+    if job.rows or job.received or job.tops or not job.grids:
+        return None, None
+    vertical, horizontal = zip(*job.grids.values(), strict=True)
+    return tuple(slice(min(a.start for a in axes), max(a.stop for a in axes)) for axes in (vertical, horizontal))  # type: ignore[return-value]
+
+
+def _alignment(job: Job) -> tuple[int, int]:
+    """Cells per pixel of the one picture whose pixels are all of one size, so that tiles hold whole pixels."""
+    for vertical, horizontal in job.grids.values():
+        return max(vertical.regular, 1), max(horizontal.regular, 1)
+    return 1, 1

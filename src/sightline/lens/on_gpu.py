@@ -1,0 +1,194 @@
+"""The pass by the Triton kernel: which jobs it can do, and how a call is put to it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sightline.masks import Dense, Padding
+from sightline.masks.base import And
+from sightline.positions import Alibi
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+    from sightline.kernels.layout import AxisSlots
+    from sightline.lens.compute import Job
+    from sightline.lens.geometry import Axis
+    from sightline.masks import Mask
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Cells of a pixel that are pooled inside a warp before they go to memory.
+_GROUP_ROWS, _GROUP_COLUMNS = 16, 64
+
+
+def can(call: Call) -> bool:
+    """Whether the kernel can do this call; the walk in torch operations does all others."""
+    s = call.sizes
+    return (
+        call.device.type == "cuda"
+        and torch.version.cuda is not None
+        and call.normalizer.is_softmax
+        and call.q.dtype in _DTYPES
+        and 0 < s.dim <= 256
+        and min(s.heads, s.queries, s.keys, *s.batch) > 0
+        and (call.bias is None or isinstance(call.bias, Tensor | Alibi))
+        and _has_triton()
+    )
+
+
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
+    """The parts of a conjunction: rules, and tables of booleans."""
+    if mask is None:
+        return [], []
+    if isinstance(mask, And):
+        (rules, tables), (more_rules, more_tables) = split(mask.left), split(mask.right)
+        return rules + more_rules, tables + more_tables
+    is_table = isinstance(mask, Dense) or (isinstance(mask, Padding) and mask.real is not None)
+    return ([], [mask]) if is_table else ([mask], [])
+
+
+def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
+    """The results of a job by the kernel, or None if the mask turns out not to be one stretch of keys per row."""
+    from sightline.kernels.look import look
+
+    s = call.sizes
+    masked = _masks(call)
+    if masked is None:
+        return None
+    options: dict[str, Any] = {
+        **masked,
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "slopes": call.bias.slopes.to(call.device) if isinstance(call.bias, Alibi) else None,
+        "bias": _four_axes(call.bias, call) if isinstance(call.bias, Tensor) else None,
+    }
+    q, k = (t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k))
+    lse = row.reshape(-1, s.heads, s.queries)
+
+    def shaped(x: Tensor) -> Tensor:
+        return x.reshape(*s.batch, *x.shape[1:])
+
+    found: dict[Any, Any] = {}
+    grids: dict[tuple, Tensor] = {}
+    want = set(job.rows)
+    if call.sinks is not None and want & {"entropy", "distance"}:
+        want.add("total")
+    plain = [request for request in job.received if request == "received"]
+    if plain:
+        want.add("received")
+    pending = list(job.grids.items())
+    while want or pending:
+        # A picture of the whole map rides along with the rest; sums and maxima of the same pixels go together.
+        taken = [entry for entry in pending if entry[0][:4] == pending[0][0][:4]] if pending else []
+        if taken and want and (taken[0][0][2] is not None or taken[0][0][3] is not None):
+            taken = []
+        rows, columns = _whole(s.queries), _whole(s.keys)
+        if taken:
+            vertical, horizontal = taken[0][1]
+            rows, columns = _slots(vertical, call, _GROUP_ROWS), _slots(horizontal, call, _GROUP_COLUMNS)
+        asked = want | {"maxima" if key[-1] else "sums" for key, _ in taken}
+        result = look(q, k, lse, rows=rows, columns=columns, want=frozenset(asked), **options)
+        for key, _ in taken:
+            grids[key] = shaped(result["maxima" if key[-1] else "sums"])
+            pending = [entry for entry in pending if entry[0] != key]
+        found.update({name: shaped(result[name]) for name in want})
+        want = set()
+    for request in job.received:
+        if request not in plain:
+            weights = request.weights.reshape(-1, s.heads, s.queries)  # type: ignore[union-attr]
+            rows, columns = _whole(s.queries), _whole(s.keys)
+            part = look(q, k, lse, rows=rows, columns=columns, want=frozenset({"received"}), weights=weights, **options)
+            found[request] = shaped(part["received"])
+    _divide(found)
+    return found, grids
+
+
+def _divide(found: dict[Any, Any]) -> None:
+    """Entropy and distance of the weights divided by their sum, where there are sinks."""
+    total = found.get("total")
+    if "entropy" in found:
+        entropy = found["entropy"]
+        if total is not None:
+            some = total.clamp_min(torch.finfo(total.dtype).tiny)
+            entropy = torch.where(total > 0, some.log() + entropy / some, 0.0)
+        found["entropy"] = entropy.clamp_min(0.0)
+    if "distance" in found and total is not None:
+        found["distance"] = torch.where(
+            total > 0, found["distance"] / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0
+        )
+
+
+def _masks(call: Call) -> dict[str, Any] | None:
+    """The mask as intervals and a table, or None if it is more than that."""
+    s, device = call.sizes, call.device
+    rules, tables = split(call.mask)
+    intervals: tuple[Tensor, Tensor] | None = None
+    for rule in rules:
+        part = rule.intervals(s.queries, s.keys, device)
+        if part is None:
+            return None
+        if intervals is not None:
+            part = torch.maximum(intervals[0], part[0]), torch.minimum(intervals[1], part[1])
+        intervals = part
+    if len(tables) > 1:
+        return None
+    table = None
+    if tables:
+        table = _four_axes(tables[0].tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, device), call)
+    return {"intervals": None if intervals is None else tuple(_per_batch(x, call) for x in intervals), "table": table}
+
+
+def _per_batch(x: Tensor, call: Call) -> Tensor:
+    """[*batch, queries] as int32 [batch or 1, queries]."""
+    s = call.sizes
+    if all(size == 1 for size in x.shape[:-1]):
+        return x.reshape(1, s.queries).to(torch.int32).contiguous()
+    return x.expand(*s.batch, s.queries).reshape(-1, s.queries).to(torch.int32).contiguous()
+
+
+def _four_axes(table: Tensor, call: Call) -> Tensor:
+    """A table expanded to [batch, heads, queries, keys] without a copy where its batch axes allow it."""
+    s = call.sizes
+    size = math.prod(s.batch)
+    while table.dim() < 3:
+        table = table[None]
+    leading = table.shape[:-3]
+    if all(n == 1 for n in leading):
+        table = table.reshape(1, *table.shape[-3:])
+    else:
+        table = table.expand(*s.batch, *table.shape[-3:]).reshape(-1, *table.shape[-3:])
+    return table.expand(size, s.heads, s.queries, s.keys)
+
+
+def _whole(length: int) -> AxisSlots:
+    from sightline.kernels.layout import AxisSlots
+
+    return AxisSlots(0, length, 1, max(length, 1), None, 1)
+
+
+def _slots(axis: Axis, call: Call, most: int) -> AxisSlots:
+    """The slots of an axis of a picture: cells as they are if pixels are of one handy size, else padded pixels."""
+    from sightline.kernels.layout import AxisSlots
+
+    length, cell = axis.stop - axis.start, axis.regular
+    group = min(cell & -cell, most)
+    # Tiles take rows of a pixel in twos.
+    if cell and cell % 2 == 0 and (group >= 8 or group == cell):
+        return AxisSlots(axis.start, length, axis.bins, cell, None, group)
+    widest = int((axis.edges[1:] - axis.edges[:-1]).max())
+    group = 16 if widest >= 16 else max(2, 1 << (widest - 1).bit_length())
+    pixel = -(-widest // group) * group
+    edges = torch.from_numpy(axis.edges).to(call.device, torch.int32)
+    per, of = (1, cell) if cell else (axis.bins, length)
+    return AxisSlots(axis.start, length, axis.bins, pixel, edges, group, per, of)

@@ -1,0 +1,72 @@
+"""From the sums or maxima of pixels to a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.lens.accumulators import _pool
+from sightline.lens.geometry import Axis
+from sightline.lens.requests import Picture
+from sightline.masks import EMPTY, MIXED
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.attention.call import Call
+
+# Cells of a mask that are looked at in one step.
+_CELLS = 1 << 20
+
+
+def finish(
+    call: Call, picture: Picture, grid: Tensor, vertical: Axis, horizontal: Axis
+) -> Float[Tensor, "*any height width"]:
+    """Sums become means if asked for, pixels without a visible cell NaN if asked for, and cells are repeated."""
+    if picture.visible_only or picture.reduce == "mean":
+        area = torch.from_numpy(np.multiply.outer(np.diff(vertical.edges), np.diff(horizontal.edges)))
+        cells = area.to(grid.device, grid.dtype)
+        if picture.visible_only:
+            cells = visible_cells(call, vertical, horizontal).to(grid.dtype)
+        if picture.reduce == "mean":
+            grid = grid / cells.clamp_min(1)
+        if picture.visible_only:
+            grid = grid.masked_fill(cells == 0, torch.nan)
+    for dim, axis in ((-2, vertical), (-1, horizontal)):
+        if axis.shown is not None:
+            grid = grid.index_select(dim, torch.from_numpy(axis.shown).to(grid.device))
+    return grid
+
+
+def visible_cells(call: Call, vertical: Axis, horizontal: Axis) -> Tensor:
+    """How many cells of each pixel may be attended to, broadcastable to `[*batch, heads, height, width]`."""
+    s, mask, device = call.sizes, call.mask, call.device
+    area = torch.from_numpy(np.multiply.outer(np.diff(vertical.edges), np.diff(horizontal.edges))).to(device)
+    if mask is None:
+        return area
+    kinds = mask.kinds(vertical.edges, horizontal.edges, s.queries, s.keys)
+    count = area * torch.from_numpy(kinds != EMPTY).to(device)
+    for i, row in enumerate(kinds):
+        mixed = np.flatnonzero(row == MIXED)
+        if not len(mixed):
+            continue
+        # Only the stretch of pixels that is neither all hidden nor all visible is looked at cell by cell.
+        first, stop = int(mixed[0]), int(mixed[-1]) + 1
+        rows = slice(int(vertical.edges[i]), int(vertical.edges[i + 1]))
+        columns = slice(int(horizontal.edges[first]), int(horizontal.edges[stop]))
+        by_column = torch.zeros((), dtype=torch.float64, device=device)
+        step = max(1, _CELLS // (columns.stop - columns.start))
+        for start in range(rows.start, rows.stop, step):
+            band = slice(start, min(start + step, rows.stop))
+            cells = mask.tile(band, columns, s.queries, s.keys, device)
+            cells = cells.expand(*cells.shape[:-2], band.stop - band.start, columns.stop - columns.start)
+            by_column = by_column + cells.sum(-2, keepdim=True, dtype=torch.float64)
+        pooled = _pool(by_column, -1, columns, horizontal, largest=False)[1].to(torch.int64)
+        if pooled.dim() > count.dim() or pooled.shape[:-2] != count.shape[:-2]:
+            leading = torch.broadcast_shapes(pooled.shape[:-2], count.shape[:-2])
+            count = count.expand(*leading, *count.shape[-2:]).clone()
+        count[..., i : i + 1, first:stop] = pooled
+    return count

@@ -1,0 +1,150 @@
+"""What can be asked of a sight, as small values that can be compared and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sightline.errors import InputError, InputTypeError, explain
+
+ROW_STATS = ("entropy", "max_score", "distance", "total")
+NAMES = ("entropy", "max_score", "distance", "received", "top", "picture")
+REDUCTIONS = ("mean", "max", "sum")
+
+
+@dataclass(frozen=True)
+class Top:
+    """The `n` strongest keys of every query.
+
+    >>> Top(8)
+    Top(n=8)
+    """
+
+    n: int = 8
+
+    def __post_init__(self) -> None:
+        _whole("n", self.n, at_least=1)
+
+
+@dataclass(frozen=True, init=False)
+class Picture:
+    """A picture of a rectangle of the map: `height` x `width` pixels, or exactly `cell` cells a pixel.
+
+    `rows` and `columns` are slices, None for all. `reduce` says what a pixel shows of its cells:
+    their mean, maximum or sum. Hidden cells count as weight 0; with `visible_only` a mean is taken over the visible
+    cells alone, and a pixel without any visible cell is NaN.
+
+    >>> Picture(256, 256, reduce="max").size
+    (256, 256)
+    """
+
+    size: tuple[int, int] | None
+    cell: tuple[int, int] | None
+    rows: tuple[int, int | None] | None
+    columns: tuple[int, int | None] | None
+    reduce: str
+    visible_only: bool
+
+    def __init__(
+        self,
+        height: int = 512,
+        width: int | None = None,
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        cell: tuple[int, int] | None = None,
+        reduce: str = "mean",
+        visible_only: bool = False,
+    ) -> None:
+        if reduce not in REDUCTIONS:
+            raise InputError(
+                explain(
+                    "unknown reduction",
+                    expected=f"one of {', '.join(REDUCTIONS)}",
+                    got=repr(reduce),
+                    hint='reduce="max"',
+                )
+            )
+        for name, pair in (("size", (height, height if width is None else width)), ("cell", cell)):
+            if pair is not None:
+                if not isinstance(pair, tuple) or len(pair) != 2:
+                    raise InputTypeError(
+                        explain(
+                            f"{name} is two whole numbers",
+                            expected="(rows, columns)",
+                            got=repr(pair),
+                            hint=f"{name}=(64, 64)",
+                        )
+                    )
+                for number in pair:
+                    _whole(name, number, at_least=1)
+        put = object.__setattr__
+        put(self, "size", None if cell else (height, height if width is None else width))
+        put(self, "cell", cell)
+        put(self, "rows", _pair("rows", rows))
+        put(self, "columns", _pair("columns", columns))
+        put(self, "reduce", reduce)
+        put(self, "visible_only", bool(visible_only))
+
+
+Request: TypeAlias = str | Top | Picture
+
+
+def parse(stats: object) -> list[Request]:
+    """The requests of a `stats=` argument, names checked; `"top"` and `"picture"` become their defaults.
+
+    >>> parse(("entropy", "top"))
+    ['entropy', Top(n=8)]
+    """
+    if isinstance(stats, str | Top | Picture):
+        stats = (stats,)
+    if not isinstance(stats, tuple | list | set | frozenset):
+        raise InputTypeError(
+            explain(
+                "stats is a tuple of what to compute",
+                expected=f"names out of {', '.join(NAMES)}, sl.Top(n), sl.Picture(…)",
+                got=type(stats).__name__,
+                hint='stats=("entropy", "received")',
+            )
+        )
+    requests: list[Request] = []
+    for stat in stats:
+        if isinstance(stat, Top | Picture) or stat in ("lse", "total"):
+            requests.append(stat)
+        elif stat not in NAMES:
+            raise InputError(
+                explain(
+                    "unknown statistic",
+                    expected=f"one of {', '.join(NAMES)}, sl.Top(n) or sl.Picture(…)",
+                    got=repr(stat),
+                    hint='stats=("entropy", "received")',
+                )
+            )
+        else:
+            requests.append(Top() if stat == "top" else Picture() if stat == "picture" else stat)
+    return requests
+
+
+def _pair(name: str, span: slice | None) -> tuple[int, int | None] | None:
+    if span is None or span == slice(None):
+        return None
+    whole = isinstance(span, slice) and all(n is None or isinstance(n, int) for n in (span.start, span.stop))
+    if not whole or span.step not in (None, 1):
+        raise InputTypeError(
+            explain(
+                f"{name} is a slice without a step",
+                expected="slice(start, stop)",
+                got=repr(span),
+                hint=f"{name}=slice(0, 1024)",
+            )
+        )
+    return (span.start or 0, span.stop)
+
+
+def _whole(name: str, number: object, at_least: int) -> None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise InputTypeError(
+            explain(f"{name} must be a whole number", expected="int", got=type(number).__name__, hint=f"{name}=8")
+        )
+    if number < at_least:
+        raise InputError(explain(f"{name} is too small", expected=f"{at_least} or more", got=number, hint=f"{name}=8"))

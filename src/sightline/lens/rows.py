@@ -1,0 +1,54 @@
+"""The output and the one number per row that every weight needs, from the fastest kernel that gives both.
+
+For softmax the number is the log-sum-exp (natural logarithm), and torch's fused kernels know it: on the CPU the
+flash kernel, on CUDA cuDNN's, flash or the memory-efficient one, through their aten operators. What they cannot
+express comes from the streaming backend. For the other normalisers the number is how many keys a row may see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sightline.attention import flex, sdpa, streaming
+from sightline.attention.api import run as run_backend
+from sightline.attention.api import spoiled
+from sightline.attention.choose import choose
+from sightline.attention.tiles import row_numbers
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.attention.call import Call
+
+
+def output_and_rows(call: Call, backend: str) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]]:
+    """What `sl.attention` gives, and the row numbers; the numbers carry no gradient."""
+    choice = choose(call, backend).backend
+    both = None
+    if call.normalizer.is_softmax and not call.dropout and choice in _WITH_LSE:
+        both = _WITH_LSE[choice](call)
+        if both is not None and spoiled(call, both[0]):
+            both = streaming.run_with_rows(call, careful=True)
+    if both is None:
+        both = run_backend(call, choice), rows_only(call)
+    return both[0], both[1].detach()
+
+
+_WITH_LSE = {"sdpa": sdpa.run_with_lse, "flex": flex.run_with_lse, "streaming": streaming.run_with_rows}
+
+
+@torch.no_grad()
+def rows_only(call: Call, backend: str = "auto") -> Float[Tensor, "*batch heads queries"]:
+    """The row numbers without an output."""
+    s = call.sizes
+    if not call.normalizer.is_softmax:
+        return row_numbers(call).expand(*s.batch, s.heads, s.queries)
+    # The keys stand in for the values: the kernels give the lse only beside an output.
+    bias = call.bias.detach() if isinstance(call.bias, Tensor) else call.bias
+    call = call.replace(v=call.k, sizes=s._replace(value_dim=s.dim), bias=bias, dropout=0.0)
+    choice = choose(call, backend).backend
+    both = _WITH_LSE[choice](call) if choice in _WITH_LSE else None
+    return (streaming.run_with_rows(call) if both is None else both)[1]

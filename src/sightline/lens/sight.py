@@ -1,0 +1,295 @@
+"""A sight: the account of what an attention call attended to.
+
+It holds q, k, the call's options and one number per row, and from these computes anything that is asked for,
+tile by tile, in memory linear in the context. What was computed once is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sightline.attention.tiles import Columns, scaled_rows
+from sightline.errors import InputError, InputTypeError, explain
+from sightline.lens import geometry, store
+from sightline.lens.compute import Weighted, compute
+from sightline.lens.limits import require
+from sightline.lens.requests import Picture, Request, Top, parse
+from sightline.lens.walk import see
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from sightline.attention.call import Call
+
+
+class TopKeys(NamedTuple):
+    """The strongest keys of every query, strongest first; of equal weights the lower key first.
+
+    Where a query sees fewer keys, the key is -1 and its weight 0.
+
+    >>> import sightline as sl
+    >>> q = torch.eye(3)
+    >>> sl.look(q, q, mask=sl.causal(), scale=9.0).top(2).keys
+    tensor([[ 0, -1],
+            [ 1,  0],
+            [ 2,  0]])
+    """
+
+    keys: Int[Tensor, "*batch heads queries n"]
+    weights: Float[Tensor, "*batch heads queries n"]
+
+
+class Sight:
+    """What an attention call attended to: any statistic, any tile, any picture of its map, computed when asked for.
+
+    Made by `sl.observe` and `sl.look`.
+
+    >>> import sightline as sl
+    >>> q, k = torch.randn(2, 8, 100, 64), torch.randn(2, 8, 120, 64)
+    >>> sight = sl.look(q, k, mask=sl.causal())
+    >>> sight.shape
+    (2, 8, 100, 120)
+    >>> sight.entropy.shape, sight.received().shape, sight.tile(slice(0, 4), slice(0, 6)).shape
+    (torch.Size([2, 8, 100]), torch.Size([2, 8, 120]), torch.Size([2, 8, 4, 6]))
+    """
+
+    def __init__(self, call: Call, row: Tensor, flat: bool = False) -> None:
+        self._call, self._row, self._flat = call, row, flat
+        self._kept: dict[Any, Any] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(*batch, heads, queries, keys)"""
+        s = self._call.sizes
+        return (s.queries, s.keys) if self._flat else (*s.batch, s.heads, s.queries, s.keys)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the results are."""
+        return self._row.device
+
+    @property
+    def lse(self) -> Float[Tensor, "*batch heads queries"]:
+        """The natural logarithm of the sum of exp(score) over each row, the sink included; -inf for an empty row."""
+        if not self._call.normalizer.is_softmax:
+            raise InputError(
+                explain(
+                    "only softmax has a log-sum-exp",
+                    expected='normalizer="softmax"',
+                    got=repr(self._call.normalizer.name),
+                    hint="sight.total is the sum of each row's weights",
+                )
+            )
+        return self._shaped(self._row)
+
+    @property
+    def entropy(self) -> Float[Tensor, "*batch heads queries"]:
+        """In nats, of each row's weights divided by their sum; 0 for an empty row."""
+        return self._shaped(self._get("entropy"))
+
+    @property
+    def max_score(self) -> Float[Tensor, "*batch heads queries"]:
+        """The largest score of each row, after soft-cap, bias and mask; -inf for an empty row."""
+        return self._shaped(self._get("max_score"))
+
+    @property
+    def distance(self) -> Float[Tensor, "*batch heads queries"]:
+        """The expected distance |i - j| between query and key, aligned at the end; 0 for an empty row."""
+        return self._shaped(self._get("distance"))
+
+    @property
+    def total(self) -> Float[Tensor, "*batch heads queries"]:
+        """The sum of each row's weights: 1 for softmax, less with sinks, 0 for an empty row."""
+        call = self._call
+        if call.normalizer.is_softmax:
+            seen = torch.where(self._row == -torch.inf, 0.0, torch.ones_like(self._row))
+            return self._shaped(seen if call.sinks is None else seen - self._sink())
+        return self._shaped(self._get("total"))
+
+    @property
+    def sink_share(self) -> Float[Tensor, "*batch heads queries"]:
+        """How much of each row's weight went to the sink; 0 without sinks."""
+        return self._shaped(torch.zeros_like(self._row) if self._call.sinks is None else self._sink())
+
+    def received(
+        self, weights: Float[Tensor, "*batch heads queries"] | None = None
+    ) -> Float[Tensor, "*batch heads keys"]:
+        """How much each key received: the sum over queries, each times its weight. With weights r this is r.A.
+
+        >>> import sightline as sl
+        >>> q = torch.randn(5, 8)
+        >>> sl.look(q, q).received().sum().round()
+        tensor(5.)
+        """
+        if weights is None:
+            return self._shaped(self._get("received"))
+        s = self._call.sizes
+        wanted = self.shape[:-1]
+        if not isinstance(weights, Tensor) or not weights.is_floating_point():
+            raise InputTypeError(
+                explain(
+                    "weights must be a floating tensor",
+                    expected=f"shape {wanted}",
+                    got=getattr(weights, "dtype", type(weights).__name__),
+                    hint="weights.float()",
+                )
+            )
+        try:
+            full = weights.to(self.device, self._readable("received(weights)").compute_dtype).expand(wanted)
+        except RuntimeError:
+            raise InputError(
+                explain(
+                    "the weights do not fit the map",
+                    expected=f"one for each query, {wanted}",
+                    got=tuple(weights.shape),
+                    hint="weights of [*batch, heads, queries]",
+                )
+            ) from None
+        request = Weighted(full.reshape(*s.batch, s.heads, s.queries))
+        return self._shaped(self._compute([request])[request])
+
+    def top(self, n: int = 8) -> TopKeys:
+        """The `n` strongest keys of every query, strongest first.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.randn(4, 8), torch.randn(6, 8)).top(3).weights.shape
+        torch.Size([4, 3])
+        """
+        keys, weights = self._get(Top(n))
+        return TopKeys(self._shaped(keys), self._shaped(weights))
+
+    def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
+        """The exact weights of any rectangle of the map.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.randn(9, 8), torch.randn(9, 8)).tile(slice(2, 5), slice(0, 9)).sum(-1).round()
+        tensor([1., 1., 1.])
+        """
+        call, s = self._readable("tile"), self._call.sizes
+        band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
+        cells = torch.Size(s.batch).numel() * s.heads * (band.stop - band.start) * (span.stop - span.start)
+        require(
+            "this tile",
+            3 * cells * call.compute_dtype.itemsize,
+            self.device,
+            "a smaller rectangle, or picture() for an overview",
+        )
+        with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+            q_rows = scaled_rows(call, band)
+            return self._shaped(see(call, self._row, q_rows, band, Columns(span, call.mask is not None)).weights)
+
+    def picture(
+        self,
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+        size: tuple[int, int] = (512, 512),
+        cell: tuple[int, int] | None = None,
+        reduce: str = "mean",
+        visible_only: bool = False,
+    ) -> Float[Tensor, "*batch heads height width"]:
+        """A picture of any rectangle of the map, at any resolution; it costs only that rectangle.
+
+        With a `size`, pixel `i` covers cells floor(i n / size) to floor((i + 1) n / size); where there are fewer
+        cells than pixels, cells are repeated. With `cell=(a, b)` a pixel covers exactly a x b cells, the last
+        one what is left. `reduce` is `"mean"`, `"max"` or `"sum"`. Hidden cells count as 0; with `visible_only`
+        means are over visible cells alone, and pixels without any are NaN.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.randn(100, 8), torch.randn(90, 8)).picture(size=(10, 9)).shape
+        torch.Size([10, 9])
+        """
+        if not isinstance(size, tuple) or len(size) != 2:
+            raise InputTypeError(
+                explain("size is two whole numbers", expected="(height, width)", got=repr(size), hint="size=(512, 512)")
+            )
+        s = self._call.sizes
+        rows, columns = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
+        request = Picture(*size, rows=rows, columns=columns, cell=cell, reduce=reduce, visible_only=visible_only)
+        return self._shaped(self._get(self._resolved(request)))
+
+    def prepare(self, *stats: Request) -> Sight:
+        """Compute several statistics in one pass, to be asked for later.
+
+        >>> import sightline as sl
+        >>> sight = sl.look(torch.randn(9, 8), torch.randn(9, 8)).prepare("entropy", "received", sl.Top(3))
+        """
+        missing: list[Request | Weighted] = []
+        for stat in parse(stats):
+            request = self._resolved(stat) if isinstance(stat, Picture) else stat
+            if request == "lse" or (request == "total" and self._call.normalizer.is_softmax):
+                getattr(self, request)  # known already, or an error
+            elif request not in self._kept and request not in missing:
+                missing.append(request)
+        if missing:
+            self._kept.update(self._compute(missing))
+        return self
+
+    def save(self, path: str | Path, keep_qk: bool = True) -> None:
+        """Write the sight as a safetensors file: what was computed, and q and k unless `keep_qk=False`.
+
+        The file appears whole or not at all.
+        """
+        store.save(self, Path(path), keep_qk)
+
+    @staticmethod
+    def load(path: str | Path, device: torch.device | str = "cpu") -> Sight:
+        """Read a sight written by `save`, on any machine."""
+        call, row, flat, kept = store.load(Path(path), torch.device(device))
+        sight = Sight(call, row, flat)
+        sight._kept = kept
+        return sight
+
+    def __repr__(self) -> str:
+        call = self._call
+        kept = ", ".join(sorted({k if isinstance(k, str) else type(k).__name__ for k in self._kept}))
+        about = f"shape={self.shape}, normalizer={call.normalizer.name!r}, mask={call.mask}"
+        return f"Sight({about}, computed: {kept or 'lse'})"
+
+    def _resolved(self, picture: Picture) -> Picture:
+        """The same picture with its rectangle spelled out, so that it is found again however it was asked for."""
+        s = self._call.sizes
+        spans: list[slice | None] = []
+        for name, pair, length in (("rows", picture.rows, s.queries), ("columns", picture.columns, s.keys)):
+            span = geometry.resolve(name, None if pair is None else slice(*pair), length)
+            spans.append(None if span == slice(0, length) else span)
+        return Picture(
+            *(picture.size or (512, 512)),
+            cell=picture.cell,
+            rows=spans[0],
+            columns=spans[1],
+            reduce=picture.reduce,
+            visible_only=picture.visible_only,
+        )
+
+    def _get(self, request: Request) -> Any:
+        if request not in self._kept:
+            self._kept.update(self._compute([request]))
+        return self._kept[request]
+
+    def _compute(self, requests: list[Request | Weighted]) -> dict[Any, Any]:
+        return compute(self._readable("this statistic"), self._row, requests)
+
+    def _readable(self, what: str) -> Call:
+        if self._call.q is None:
+            raise InputError(
+                explain(
+                    f"{what} needs q and k, which were not kept",
+                    expected="a sight with q and k",
+                    got="one without",
+                    hint="save with keep_qk=True, or prepare(…) it before saving",
+                )
+            )
+        return self._call
+
+    def _sink(self) -> Tensor:
+        assert self._call.sinks is not None
+        # A row that sees neither key nor sink has lse -inf.
+        row = self._row.masked_fill(self._row == -torch.inf, 0.0)
+        return (self._call.sinks[..., None].to(row.dtype) - row).exp()
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        return x[0] if self._flat else x

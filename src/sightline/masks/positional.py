@@ -1,0 +1,204 @@
+"""Masks that depend only on where query and key stand: causal, window, prefix.
+
+Four queries over six keys (1 = may attend); the last query stands at the last key, as a cache needs it:
+
+```
+causal()        causal(align="start")   window(1)       window(1, 1)    prefix(2)
+1 1 1 0 0 0     1 0 0 0 0 0             0 1 1 0 0 0     0 1 1 1 0 0     1 1 1 0 0 0
+1 1 1 1 0 0     1 1 0 0 0 0             0 0 1 1 0 0     0 0 1 1 1 0     1 1 1 1 0 0
+1 1 1 1 1 0     1 1 1 0 0 0             0 0 0 1 1 0     0 0 0 1 1 1     1 1 1 1 1 0
+1 1 1 1 1 1     1 1 1 1 0 0             0 0 0 0 1 1     0 0 0 0 1 1     1 1 1 1 1 1
+```
+
+With more queries than keys the first rows of `causal()` see nothing; they give 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from sightline.errors import InputError, InputTypeError, explain
+from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Band(Mask):
+    """Keys from `left` before the query's position to `right` after it; None means without limit."""
+
+    def __init__(self, left: int | None, right: int | None, align: str = "end") -> None:
+        self.left, self.right, self.align = left, right, align
+
+    def offset(self, queries: int, keys: int) -> int:
+        """Query `i` stands at key `i + offset`."""
+        return keys - queries if self.align == "end" else 0
+
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
+        place = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset(queries, keys)
+        column = torch.arange(columns.start, columns.stop, device=device)
+        return self._allows(place, column)
+
+    def _allows(self, place: Tensor, column: Tensor) -> Tensor:
+        allowed = torch.ones_like(place - column, dtype=torch.bool) if self.left is self.right is None else None
+        if self.left is not None:
+            allowed = column >= place - self.left
+        if self.right is not None:
+            near = column <= place + self.right
+            allowed = near if allowed is None else allowed & near
+        assert allowed is not None
+        return allowed
+
+    def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
+        first, last = (
+            row_edges[:-1, None] + self.offset(queries, keys),
+            row_edges[1:, None] - 1 + self.offset(queries, keys),
+        )
+        start, stop = column_edges[None, :-1], column_edges[None, 1:] - 1
+        shape = (len(row_edges) - 1, len(column_edges) - 1)
+        empty, full = np.zeros(shape, dtype=bool), np.ones(shape, dtype=bool)
+        if self.right is not None:
+            empty |= start > last + self.right
+            full &= stop <= first + self.right
+        if self.left is not None:
+            empty |= stop < first - self.left
+            full &= start >= last - self.left
+        return np.where(empty, EMPTY, np.where(full, FULL, MIXED)).astype(np.int8)
+
+    def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
+        offset = self.offset(queries, keys)
+        return lambda b, h, i, j: self._allows(i + offset, j)
+
+    def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        place = torch.arange(queries, device=device) + self.offset(queries, keys)
+        first = torch.zeros_like(place) if self.left is None else (place - self.left).clamp(0, keys)
+        stop = torch.full_like(place, keys) if self.right is None else (place + self.right + 1).clamp(0, keys)
+        return first, stop
+
+    def visible(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        first, stop = self.intervals(queries, keys, device)
+        return (stop - first).clamp_min(0)
+
+    def __and__(self, other: Mask) -> Mask:
+        # Two bands with the same alignment are one band.
+        if isinstance(other, Band) and other.align == self.align:
+            return Band(_narrower(self.left, other.left), _narrower(self.right, other.right), self.align)
+        return super().__and__(other)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Band) and (self.left, self.right, self.align) == (other.left, other.right, other.align)
+
+    def __hash__(self) -> int:
+        return hash((self.left, self.right, self.align))
+
+    def __repr__(self) -> str:
+        if (self.left, self.right) == (None, 0):
+            return "causal()" if self.align == "end" else f"causal(align={self.align!r})"
+        return (
+            f"window({self.left}, {self.right})" if self.align == "end" else f"Band({self.left}, {self.right}, 'start')"
+        )
+
+
+class Prefix(Mask):
+    """Causal, and everyone sees the first `n` keys."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
+        column = torch.arange(columns.start, columns.stop, device=device)
+        return _CAUSAL.tile(rows, columns, queries, keys, device) | (column < self.n)
+
+    def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
+        start, stop = column_edges[None, :-1], column_edges[None, 1:]
+        prefix = np.where(stop <= self.n, FULL, np.where(start < self.n, MIXED, EMPTY))
+        return np.maximum(_CAUSAL.kinds(row_edges, column_edges, queries, keys), prefix).astype(np.int8)
+
+    def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
+        offset = keys - queries
+        return lambda b, h, i, j: (j <= i + offset) | (j < self.n)
+
+    def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        first, stop = _CAUSAL.intervals(queries, keys, device)
+        return first, stop.clamp_min(min(self.n, keys))
+
+    def visible(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return self.intervals(queries, keys, device)[1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prefix) and self.n == other.n
+
+    def __hash__(self) -> int:
+        return hash(("prefix", self.n))
+
+    def __repr__(self) -> str:
+        return f"prefix({self.n})"
+
+
+_CAUSAL = Band(None, 0)
+
+
+def causal(align: str = "end") -> Band:
+    """Every query sees its own position and the past.
+
+    `align="end"` puts the last query at the last key, which is what a cache needs; `align="start"` puts the
+    first query at the first key, which is torch's `is_causal`. They differ only for unequal lengths.
+
+    >>> causal().to_dense(2, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    >>> causal(align="start").to_dense(2, 3).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0]], dtype=torch.int32)
+    """
+    if align not in ("end", "start"):
+        raise InputError(
+            explain(
+                "unknown alignment", expected="'end' or 'start'", got=repr(align), hint="causal() is aligned at the end"
+            )
+        )
+    return _CAUSAL if align == "end" else Band(None, 0, "start")
+
+
+def window(left: int | None, right: int | None = 0) -> Band:
+    """Every query sees its own position, `left` keys before it and `right` after it (None: no limit).
+
+    `right=0` is the usual sliding window of a causal model.
+
+    >>> window(1).to_dense(3, 3).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    for name, size in (("left", left), ("right", right)):
+        if size is not None:
+            _whole(f"the window's {name}", size, "window(left, right) counts keys before and after the position itself")
+    return Band(left, right)
+
+
+def prefix(n: int) -> Prefix:
+    """Causal, and everyone sees the first `n` keys.
+
+    >>> prefix(2).to_dense(3, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    _whole("the prefix", n, "prefix(n) is the number of keys that everyone sees")
+    return Prefix(n)
+
+
+def _whole(what: str, number: object, hint: str) -> None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise InputTypeError(
+            explain(f"{what} must be a whole number", expected="int", got=type(number).__name__, hint=hint)
+        )
+    if number < 0:
+        raise InputError(explain(f"{what} must not be negative", expected="0 or more", got=number, hint=hint))
+
+
+def _narrower(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)

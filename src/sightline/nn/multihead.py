@@ -1,0 +1,271 @@
+"""Multi-head attention: several heads side by side, concatenated and projected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sightline import normalizers
+from sightline.attention import attention
+from sightline.errors import InputError, InputTypeError, explain
+from sightline.nn.cache import KVCache
+from sightline.nn.checks import acts_on, check_positions_fit, check_sequence, share
+from sightline.nn.from_torch import build, read_attention
+from sightline.positions import Alibi
+from sightline.positions.base import whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.attention.call import BiasLike, MaskLike
+
+Memory: TypeAlias = Tensor | tuple[Tensor, Tensor] | None
+
+
+class MultiHeadAttention(nn.Module):
+    """Heads with weights of their own: Z_0, Z_1, ... are concatenated, and one more matrix makes the output of them.
+
+    The weights of head h are rows `h * head_dim` to `(h + 1) * head_dim` of `query.weight`; `key.weight` and
+    `value.weight` have `kv_heads` such blocks, and query head h reads block `h // (heads // kv_heads)`.
+
+    Args:
+        width: channels of a token, in and out.
+        heads: how many heads.
+        kv_heads: heads of keys and values, if fewer; each serves a group of query heads (Llama, Mistral).
+        head_dim: channels of a query and of a key; width / heads if not given.
+        value_dim: channels of a value; head_dim if not given.
+        memory_width: channels of the memory's tokens, if not width; a pair if keys and values read different ones.
+        bias: whether the four projections have one.
+        positions: `sl.positions.Rotary(head_dim)` or `sl.alibi(heads)`. Schemes that are added to the input belong
+            in front of the first layer: `Encoder` and `Decoder` take them.
+        dropout: the share of weights dropped in training.
+        softcap, normalizer, scale, backend: as in `sl.attention`.
+        sinks: learn one logit per head that takes weight and has no value (gpt-oss).
+
+    >>> import sightline as sl, torch
+    >>> from sightline import nn as slnn
+    >>> mha = slnn.MultiHeadAttention(64, heads=8, kv_heads=2, positions=sl.positions.Rotary(8))
+    >>> mha(torch.randn(2, 5, 64), mask=sl.causal()).shape
+    torch.Size([2, 5, 64])
+    >>> cross = slnn.MultiHeadAttention(64, heads=8, memory_width=32)
+    >>> cross(torch.randn(2, 5, 64), torch.randn(2, 7, 32)).shape
+    torch.Size([2, 5, 64])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        memory_width: int | tuple[int, int] | None = None,
+        bias: bool = True,
+        positions: nn.Module | Alibi | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        sinks: bool = False,
+        normalizer: str = "softmax",
+        scale: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        normalizers.get(normalizer)
+        self.width, self.heads = whole("width", width), whole("heads", heads)
+        self.kv_heads = self.heads if kv_heads is None else whole("kv_heads", kv_heads)
+        if self.heads % self.kv_heads:
+            raise InputError(
+                explain(
+                    "the heads cannot be put into equal groups",
+                    expected=f"heads as a multiple of kv_heads={kv_heads}",
+                    got=f"heads={heads}",
+                    hint="kv_heads=1, one group, or leave it out: each head its own",
+                )
+            )
+        self.head_dim = _split(self.width, self.heads) if head_dim is None else whole("head_dim", head_dim)
+        self.value_dim = self.head_dim if value_dim is None else whole("value_dim", value_dim)
+        pair = memory_width if isinstance(memory_width, tuple) else (memory_width, memory_width)
+        self.memory_width = tuple(self.width if n is None else whole("memory_width", n) for n in pair)
+        self.positions = positions
+        check_positions_fit(positions, self.heads, self.head_dim)
+        self.dropout = share("dropout", dropout)
+        self.softcap, self.normalizer, self.scale, self.backend = softcap, normalizer, scale, backend
+        self.query = nn.Linear(self.width, self.heads * self.head_dim, bias=bias)
+        self.key = nn.Linear(self.memory_width[0], self.kv_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(self.memory_width[1], self.kv_heads * self.value_dim, bias=bias)
+        self.output = nn.Linear(self.heads * self.value_dim, self.width, bias=bias)
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if sinks else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, so that every projection keeps the variance of its input."""
+        for linear in (self.query, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """The same attention with a copy of the weights of a torch.nn.MultiheadAttention.
+
+        The input is always `[*batch, time, width]` here, whatever `batch_first` said there, and only the output is
+        returned. Masks mean the opposite: convert them with `masks_from_torch`.
+
+        >>> import torch
+        >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> ours, x = MultiHeadAttention.from_torch(theirs), torch.randn(2, 5, 32)
+        >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-5)
+        True
+        """
+        return build(cls, read_attention(module))
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch time width"],
+        memory: Memory = None,
+        *,
+        mask: MaskLike = None,
+        bias: BiasLike = None,
+        at: int | Float[Tensor, "*batch time"] | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "*batch time width"]:
+        """Attend from x to itself, or to a memory.
+
+        Args:
+            x: `[*batch, time, width]`, where the queries come from.
+            memory: `[*batch, keys, memory_width]`, where keys and values come from, or a pair of tensors, one for
+                the keys and one for the values; x itself if not given.
+            mask: who may attend to whom, True = may. With a cache the keys are all tokens so far.
+            bias: added to the scores, as in `sl.attention`.
+            at: where the tokens of x stand, for rotary positions; where the cache ends if not given.
+            cache: keys and values of the past; x is added to it. With a memory, the memory's keys and values are
+                put there at the first call and taken from there afterwards.
+        """
+        check_sequence(self, "x", x, self.width)
+        *batch, time, _ = x.shape
+        q = self.query(x).view(*batch, time, self.heads, self.head_dim).transpose(-3, -2)
+        if memory is None:
+            k, v = self._project(x, x, "memory (x, as none was given)")
+            q, k = self._rotate(q, k, at, cache)
+            if cache is not None:
+                k, v = _checked(cache).append(k, v)
+        else:
+            k, v = self._read(memory, at, cache)
+        bias = self._with_positions(bias, time, k.shape[-2], x.device)
+        z = self._attend(q, k, v, mask, bias)  # [*batch, heads, time, value_dim]
+        out: Tensor = self.output(z.transpose(-3, -2).flatten(-2))
+        return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, bias: BiasLike) -> Tensor:
+        """Attention itself, in one place: q is `[*batch, heads, time, head_dim]`, k and v have kv_heads."""
+        return attention(
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            normalizer=self.normalizer,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+
+    def _project(self, for_keys: Tensor, for_values: Tensor, name: str = "memory") -> tuple[Tensor, Tensor]:
+        """Keys and values, `[*batch, kv_heads, keys, dim]`."""
+        check_sequence(self, name, for_keys, self.memory_width[0])
+        check_sequence(self, name, for_values, self.memory_width[1])
+        k = self.key(for_keys).view(*for_keys.shape[:-1], self.kv_heads, self.head_dim)
+        v = self.value(for_values).view(*for_values.shape[:-1], self.kv_heads, self.value_dim)
+        return k.transpose(-3, -2), v.transpose(-3, -2)
+
+    def _read(self, memory: Memory, at: object, cache: KVCache | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory; from the cache, if they are there."""
+        if self.positions is not None or at is not None:
+            raise InputError(
+                explain(
+                    "positions count along one sequence",
+                    expected="cross-attention without positions",
+                    got=f"a memory and positions={self.positions}, at={at}",
+                    hint="add positions to the memory before it is read, with an additive scheme",
+                )
+            )
+        for_keys, for_values = memory if isinstance(memory, tuple) else (memory, memory)
+        if cache is None or not _checked(cache).length:
+            k, v = self._project(for_keys, for_values)  # type: ignore[arg-type]
+            return (k, v) if cache is None else cache.append(k, v)
+        check_sequence(self, "memory", for_keys, self.memory_width[0])
+        if for_keys.shape[:-1] != (*cache.keys.shape[:-3], cache.length):  # type: ignore[union-attr]
+            raise InputError(
+                explain(
+                    "the cache holds another memory",
+                    expected=f"batch {tuple(cache.keys.shape[:-3])} and {cache.length} tokens, as at the first call",
+                    got=f"a memory of shape {tuple(for_keys.shape)}",  # type: ignore[union-attr]
+                    hint="a new cache for a new memory",
+                )
+            )
+        return cache.keys, cache.values
+
+    def _rotate(self, q: Tensor, k: Tensor, at: object, cache: KVCache | None) -> tuple[Tensor, Tensor]:
+        if acts_on(self.positions) == "query_key":
+            assert isinstance(self.positions, nn.Module)
+            start = at if at is not None or cache is None else _checked(cache).length
+            return self.positions(q, at=start), self.positions(k, at=start)
+        if at is not None:
+            raise InputError(
+                explain(
+                    "this attention does not use `at`",
+                    expected="at=None, or rotary positions",
+                    got=f"positions={self.positions}",
+                    hint="positions=sl.positions.Rotary(head_dim)",
+                )
+            )
+        return q, k
+
+    def _with_positions(self, bias: BiasLike, queries: int, keys: int, device: torch.device) -> BiasLike:
+        if not isinstance(self.positions, Alibi):
+            return bias
+        if bias is None:
+            return self.positions
+        if not isinstance(bias, Tensor):
+            raise InputTypeError(
+                explain(
+                    "this attention has a bias of its own",
+                    expected="a tensor, which is added to the positions",
+                    got=type(bias).__name__,
+                    hint="bias.to_dense(queries, keys)",
+                )
+            )
+        # A tensor is a table already: the sum of both is one more.
+        return bias + self.positions.to_dense(queries, keys, device, bias.dtype)
+
+    def extra_repr(self) -> str:
+        groups = "" if self.kv_heads == self.heads else f", kv_heads={self.kv_heads}"
+        return f"{self.width}, heads={self.heads}{groups}, head_dim={self.head_dim}"
+
+
+def _split(width: int, heads: int) -> int:
+    if width % heads:
+        raise InputError(
+            explain(
+                "the width cannot be split into equal heads",
+                expected=f"a width that is a multiple of heads={heads}",
+                got=f"width={width}",
+                hint=f"width={-(-width // heads) * heads}, or say head_dim",
+            )
+        )
+    return width // heads
+
+
+def _checked(cache: object) -> KVCache:
+    if not isinstance(cache, KVCache):
+        raise InputTypeError(
+            explain("this is not a cache", expected="KVCache", got=type(cache).__name__, hint="cache=sl.nn.KVCache()")
+        )
+    return cache

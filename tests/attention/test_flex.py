@@ -1,0 +1,123 @@
+"""What of FlexAttention's backend can be tested without a GPU: its refusals, its blocks, and its rules for scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sightline as sl
+from cases import Shape, inputs, masks
+from sightline.attention import flex, reference
+from sightline.attention.call import make_call
+from sightline.errors import BackendError
+from sightline.masks import as_mask
+from sightline.positions import alibi
+
+
+class OnCuda:
+    """A call that says it is on a GPU, to be asked and not to be run."""
+
+    def __init__(self, call):
+        self._call = call
+        self.device = torch.device("cuda")
+
+    def __getattr__(self, name):
+        return getattr(self._call, name)
+
+
+def asked(*sizes, **options):
+    options = {"dtype": torch.float32, "dim": 16, **options}
+    names = {"mask", "bias", "softcap", "sinks", "normalizer", "dropout"}
+    tensors = inputs(*sizes, **{n: o for n, o in options.items() if n not in names})
+    return flex.refuses(OnCuda(make_call(*tensors, **{n: o for n, o in options.items() if n in names})))
+
+
+def test_on_the_cpu_it_refuses():
+    q, k, v = inputs(2)
+    with pytest.raises(BackendError, match="needs a CUDA device"):
+        sl.attention(q, k, v, backend="flex")
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"normalizer": "relu"}, "only softmax, not relu"),
+        ({"dropout": 0.1}, "no dropout"),
+        ({"dtype": torch.float64}, "no float64"),
+        ({"bias": torch.zeros(6, 6, requires_grad=True)}, "gradient of a dense bias"),
+        ({"dim": 8}, "at least 16"),
+        ({"dim": 16, "value_dim": 8}, "at least 16"),
+    ],
+)
+def test_what_it_refuses_on_a_gpu(options, reason):
+    assert reason in asked(2, **options)
+
+
+def test_it_refuses_nothing_to_do():
+    q = torch.zeros(2, 2, 0, 16)
+    assert "empty" in flex.refuses(OnCuda(make_call(q, q, q)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": sl.window(2)}, {"softcap": 3.0}, {"sinks": torch.zeros(2)}, {"bias": alibi(2)}], ids=str
+)
+def test_what_it_takes_on_a_gpu(options):
+    assert asked(2, **options) is None
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_blocks_to_visit_come_from_the_kinds_of_tiles(data):
+    shape = Shape(
+        (2,), 1, data.draw(st.sampled_from((1, 100, 128, 300))), data.draw(st.sampled_from((5, 128, 256, 301)))
+    )
+    mask, table = data.draw(masks(shape, depth=2))
+    q, k, v = inputs(2, heads=1, queries=shape.queries, keys=shape.keys, dim=1)
+    blocks = flex._block_mask(make_call(q, k, v, mask=as_mask(mask)))
+    partial, full = set(), set()
+    for name, found in (("kv", partial), ("full_kv", full)):
+        count, order = getattr(blocks, f"{name}_num_blocks")[0, 0], getattr(blocks, f"{name}_indices")[0, 0]
+        for i, n in enumerate(count.tolist()):
+            found.update((i, j) for j in order[i, :n].tolist())
+    assert not partial & full
+    for i in range(-(-shape.queries // 128)):
+        for j in range(-(-shape.keys // 128)):
+            part = table[..., i * 128 : (i + 1) * 128, j * 128 : (j + 1) * 128]
+            assert (i, j) in partial | full or not part.any()
+            if (i, j) in full:
+                assert part.all()
+                assert part.shape[-2:] == (128, 128), "a block beyond the last query or key is looked at cell by cell"
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"mask": sl.causal()},
+    "padding": {"mask": sl.padding([0, 9])},
+    "alibi": {"bias": alibi(4), "mask": sl.window(3)},
+    "softcap": {"softcap": 2.0, "mask": sl.prefix(2)},
+    "sinks": {"sinks": torch.tensor([0.0, 1.0, -1.0, 2.0]), "mask": sl.padding([3, 9])},
+    "bias of all": {"bias": torch.randn(2, 4, 6, 9, generator=torch.Generator().manual_seed(1))},
+    "bias of heads": {"bias": torch.randn(4, 1, 9, generator=torch.Generator().manual_seed(1))},
+    "bias of rows": {"bias": torch.randn(6, 1, generator=torch.Generator().manual_seed(1)), "softcap": 2.0},
+    "bias of one": {"bias": torch.tensor(1.5)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_its_rules_run_eagerly_give_the_definition(monkeypatch, options):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    q, k, v = inputs(2, heads=4, kv_heads=2, queries=6, keys=9, dim=16, dtype=torch.float32)
+    out, lse = flex.run_with_lse(make_call(q, k, v, **options))
+    torch.testing.assert_close(out, reference.matrix_view(q, k, v, **options))
+    scores = reference.scores(q, k, bias=options.get("bias"), softcap=options.get("softcap"))
+    if "mask" in options:
+        scores = scores.masked_fill(~options["mask"].to_dense(6, 9), -torch.inf)
+    expected = scores.logsumexp(-1)
+    if "sinks" in options:
+        expected = torch.logaddexp(expected, options["sinks"][:, None])
+    torch.testing.assert_close(lse, expected)

@@ -1,0 +1,38 @@
+"""What every test gets: a fixed seed, reproducible Hypothesis cases, and one thread per worker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+# `HYPOTHESIS_PROFILE=default` draws new cases every time.
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+if not torch.cuda.is_available():
+    # Triton reads this when it is first imported: kernels then run on the CPU, in its interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Collect the GPU tests everywhere, and run them only where there is a GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """The same random numbers whichever tests run, and in whichever order."""
+    torch.manual_seed(0)

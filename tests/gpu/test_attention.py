@@ -1,0 +1,86 @@
+"""Attention on a real GPU: every backend against the float64 reference, in forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sightline as sl
+from sightline.attention import reference
+
+CASES = {
+    "plain": {},
+    "causal": {"mask": sl.causal()},
+    "window": {"mask": sl.window(64)},
+    "causal padding": {"mask": sl.causal() & sl.padding([600, 0])},
+    "documents": {"mask": sl.documents(torch.arange(600) // 70)},
+    "soft-cap": {"mask": sl.causal(), "softcap": 5.0},
+    "alibi": {"mask": sl.causal(), "bias": sl.alibi(8)},
+    "sinks": {"mask": sl.causal(), "sinks": torch.linspace(-1, 2, 8)},
+    "relu": {"mask": sl.causal(), "normalizer": "relu"},
+    "dense": {"mask": torch.arange(600)[:, None] % 7 != torch.arange(600) % 5},
+}
+
+
+def draw(dtype, queries=600, keys=600):
+    torch.manual_seed(0)
+    shapes = ((2, 8, queries, 64), (2, 2, keys, 64), (2, 2, keys, 64))
+    return tuple(torch.randn(s, device="cuda").to(dtype).requires_grad_() for s in shapes)
+
+
+def to_gpu(options):
+    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_backward_equal_the_reference(name, dtype):
+    options = to_gpu(CASES[name])
+    q, k, v = draw(dtype)
+    out = sl.attention(q, k, v, **options)
+    grad = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), grad)
+    exact = tuple(t.detach().double().requires_grad_() for t in (q, k, v))
+    want = reference.matrix_view(*exact, **options)
+    wants = torch.autograd.grad(want, exact, grad.double())
+    bound = {torch.float32: 2e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    for got, expected in zip((out, *grads), (want, *wants), strict=True):
+        assert got.isfinite().all()
+        assert (got.double() - expected).norm() <= bound * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["window", "causal padding"])
+def test_rows_that_see_nothing_give_zero(name):
+    q, k, v = draw(torch.bfloat16, queries=700, keys=600)
+    mask = {"window": sl.window(64), "causal padding": sl.causal() & sl.padding([600, 0])}[name]
+    out = sl.attention(q, k, v, mask=mask)
+    hidden = ~mask.to_dense(700, 600, "cuda").any(-1).expand(2, 8, 700)
+    assert hidden.any()
+    assert (out[hidden] == 0).all()
+    out.sum().backward()
+    assert (q.grad[hidden] == 0).all()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
+def test_a_row_hidden_by_a_table_gives_zero():
+    q, k, v = draw(torch.bfloat16)
+    table = torch.ones(600, 600, dtype=torch.bool, device="cuda")
+    table[5] = False
+    out = sl.attention(q, k, v, mask=table)
+    out.sum().backward()
+    assert (out[:, :, 5] == 0).all()
+    assert (q.grad[:, :, 5] == 0).all()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
+def test_which_backend():
+    q, k, v = draw(torch.bfloat16)
+    assert sl.which_backend(q, k, v, mask=sl.causal()).backend == "sdpa"
+    assert sl.which_backend(q, k, v, mask=sl.window(9)).backend == "flex"
+    assert sl.which_backend(q, k, v, normalizer="relu").backend == "streaming"
+
+
+def test_compiled_as_one_graph():
+    q, k, v = (t.detach() for t in draw(torch.bfloat16))
+    compiled = torch.compile(lambda q, k, v: sl.attention(q, k, v, mask=sl.causal()), fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), sl.attention(q, k, v, mask=sl.causal()))

@@ -1,0 +1,127 @@
+"""The Triton kernel, in Triton's interpreter or for real where there is a GPU, against the walk in torch operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sightline as sl
+from sightline.attention.call import make_call
+from sightline.lens import compute, on_gpu
+from sightline.lens.rows import rows_only
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+PICTURES = (
+    sl.Picture(8, 8),
+    sl.Picture(8, 8, reduce="max"),
+    sl.Picture(10, 7),  # pixels of unequal size
+    sl.Picture(cell=(16, 32)),  # the last pixel ragged
+    sl.Picture(cell=(20, 12), reduce="max"),  # cells that fit no tile
+    sl.Picture(6, 5, rows=slice(10, 50), columns=slice(20, 57)),
+    sl.Picture(90, 90),  # more pixels than cells
+)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    from sightline.kernels import look
+    from sightline.kernels.layout import Tiling
+
+    monkeypatch.setattr(look, "default_tiling", lambda *_: Tiling(32, 32, 4, 1))
+
+
+def both(heads, kv_heads, queries, keys, dim=16, batch=1, dtype=torch.float32, requests=(), **options):
+    """The same job by the walk and by the kernel."""
+    torch.manual_seed(0)
+    q = torch.randn(batch, heads, queries, dim, device=DEVICE).to(dtype)
+    k = torch.randn(batch, kv_heads, keys, dim, device=DEVICE).to(dtype)
+    call = make_call(q, k, k, **options)
+    row = rows_only(call)
+    weighted = compute.Weighted(torch.randn(batch, heads, queries, device=DEVICE))
+    wanted = ["entropy", "max_score", "distance", "total", "received", weighted, *requests]
+    job = compute._plan(call, wanted)
+    found = on_gpu.run(call, row, job)
+    assert found is not None, "the kernel can do this"
+    return compute._by_walk(call, row, job), found
+
+
+def assert_same(slow, fast, bound):
+    for expected, got in zip(slow, fast, strict=True):
+        for name in got:
+            if name not in expected:
+                continue
+            a, b = expected[name].double(), got[name].double()
+            assert torch.equal(a == -torch.inf, b == -torch.inf), name
+            a, b = (t.masked_fill(t == -torch.inf, 0.0) for t in (a, b))
+            assert (a - b).abs().max() <= bound * a.abs().max().clamp_min(1.0), name
+
+
+IDS = torch.arange(40) // 17
+
+CASES = {
+    "plain": {"shape": (2, 2, 40, 40)},
+    "causal, grouped": {"shape": (4, 2, 40, 61), "mask": sl.causal()},
+    "aligned at the start": {"shape": (1, 1, 40, 61), "mask": sl.causal(align="start")},
+    "window and padding": {"shape": (1, 1, 47, 61), "mask": sl.window(20, 5) & sl.padding([61, 20]), "batch": 2},
+    "more queries than keys": {"shape": (1, 1, 61, 47), "mask": sl.causal()},
+    "alibi and soft-cap": {"shape": (2, 1, 40, 40), "mask": sl.causal(), "bias": sl.alibi(2), "softcap": 3.0},
+    "dense bias": {"shape": (2, 1, 40, 50), "bias": torch.randn(2, 40, 50)},
+    "table and sinks": {"shape": (2, 2, 40, 50), "mask": torch.rand(1, 1, 40, 50) > 0.5, "sinks": torch.randn(2)},
+    "documents": {"shape": (1, 1, 40, 40), "mask": sl.causal() & sl.documents(IDS)},
+    "prefix and holes": {"shape": (1, 1, 40, 42), "mask": sl.prefix(9) & sl.padding(torch.rand(1, 42) > 0.3)},
+    "a head of 24": {"shape": (1, 1, 40, 50), "dim": 24},
+    "one row, one key": {"shape": (1, 1, 1, 1), "mask": sl.causal()},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_statistic_equals_the_walk(name):
+    options = {key: t.to(DEVICE) if isinstance(t, torch.Tensor) else t for key, t in CASES[name].items()}
+    shape = options.pop("shape")
+    assert_same(*both(*shape, requests=[sl.Picture(5, 4)], **options), bound=5e-6)
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=str)
+def test_every_kind_of_picture_equals_the_walk(picture):
+    assert_same(*both(1, 1, 61, 77, requests=[picture], mask=sl.window(50, 3)), bound=5e-6)
+
+
+def test_half_precision():
+    assert_same(*both(2, 1, 40, 40, dtype=torch.float16, requests=PICTURES[:2], mask=sl.causal()), bound=2e-3)
+
+
+def test_inputs_with_strides():
+    torch.manual_seed(0)
+    q, k = (torch.randn(2, 40, 2, 16, device=DEVICE).transpose(1, 2) for _ in range(2))
+    call = make_call(q, k, k)
+    row = rows_only(call)
+    job = compute._plan(call, ["received", "entropy"])
+    found = on_gpu.run(call, row, job)
+    assert found is not None
+    assert_same(compute._by_walk(call, row, job), found, bound=5e-6)
+
+
+def test_the_same_bits_twice():
+    first = both(1, 1, 40, 61, requests=PICTURES[:2], mask=sl.causal())[1]
+    second = both(1, 1, 40, 61, requests=PICTURES[:2], mask=sl.causal())[1]
+    for one, other in zip(first, second, strict=True):
+        names = [name for name in one if name in other]
+        assert len(names) >= 2
+        assert all(torch.equal(one[name], other[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ~sl.causal(),
+        sl.causal() | sl.window(3, 3),
+        sl.documents(torch.tensor([0, 1] * 16)),
+        sl.dense(torch.ones(32, 32, dtype=torch.bool)) & sl.padding(torch.ones(1, 32, dtype=torch.bool)),
+    ],
+    ids=str,
+)
+def test_masks_it_leaves_to_the_walk(mask):
+    q = torch.randn(1, 1, 32, 16)
+    call = make_call(q, q, q, mask=mask)
+    assert on_gpu.run(call, rows_only(call), compute._plan(call, ["received"])) is None

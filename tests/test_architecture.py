@@ -1,0 +1,324 @@
+"""The architecture, kept true: layers, public names, optional imports, documented names, sizes of files."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+PACKAGE = SRC / "sightline"
+TESTS = ROOT / "tests"
+
+# A module imports only from lines above its own; on its own line, only from its own package.
+LAYERS = (
+    ("errors",),
+    ("shapes",),
+    ("masks", "normalizers", "positions", "lookup"),
+    ("kernels",),
+    ("attention",),
+    ("lens",),
+    ("nn", "steps"),
+    ("models", "watch"),
+    ("plots", "lessons"),
+    ("web", "cli"),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+PUBLIC_NAMES = (
+    "Choice",
+    "Mask",
+    "Picture",
+    "Sight",
+    "Top",
+    "TopKeys",
+    "alibi",
+    "attention",
+    "causal",
+    "dense",
+    "documents",
+    "errors",
+    "look",
+    "lookup",
+    "nn",
+    "observe",
+    "padding",
+    "positions",
+    "prefix",
+    "which_backend",
+    "window",
+)
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup")
+
+OPTIONAL_PACKAGES = (
+    "anywidget",
+    "fastapi",
+    "gguf",
+    "jaxtyping",
+    "matplotlib",
+    "pandas",
+    "rich",
+    "tokenizers",
+    "transformers",
+    "triton",
+    "typer",
+    "uvicorn",
+)
+IMPORT_SECONDS = 1.0
+LONGEST_FILE = 400
+
+
+def parts(path: Path) -> tuple[str, ...]:
+    """The dotted name of a source file, as a tuple: src/sightline/masks/base.py is (sightline, masks, base)."""
+    names = path.relative_to(SRC).with_suffix("").parts
+    return names[:-1] if names[-1] == "__init__" else names
+
+
+def imports(tree: ast.Module, path: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Every import of a file with its line, absolute, wherever it stands: in functions and type checks too."""
+    here = parts(path)
+    package = here if path.name == "__init__.py" else here[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, tuple(alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            base = (*start, *(node.module.split(".") if node.module else ()))
+            for alias in node.names:
+                yield node.lineno, (*base, alias.name)
+
+
+def layer_violations(source: str, path: Path) -> list[str]:
+    """What a file imports although its layer may not, one line of text each."""
+    here = parts(path)
+    own = here[1]
+    found = []
+    for line, target in imports(ast.parse(source), path):
+        if target[0] != "sightline":
+            continue
+        where = f"{path.relative_to(ROOT)}:{line}"
+        wanted = target[1] if len(target) > 1 else None
+        if wanted == own:
+            continue
+        if wanted not in LEVEL:
+            found.append(f"{where}: imports the top of the package; import from the module that has the name")
+        elif LEVEL[wanted] >= LEVEL[own]:
+            found.append(f"{where}: {own} may not import {wanted}, which is not in a layer above it")
+    return found
+
+
+def source_files() -> list[Path]:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert files, "no source files found: is this test where it should be?"
+    return files
+
+
+def fresh_process(code: str) -> dict[str, object]:
+    """Run code in a new interpreter; it prints one JSON object."""
+    path = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, object] = json.loads(done.stdout)
+    return result
+
+
+# Layers
+
+
+def test_every_module_has_a_layer() -> None:
+    unknown = sorted({parts(path)[1] for path in source_files() if len(parts(path)) > 1} - LEVEL.keys())
+    assert not unknown, f"give {unknown} a line in LAYERS here and in DESIGN.md"
+
+
+def test_modules_import_only_from_layers_above() -> None:
+    found = [
+        violation
+        for path in source_files()
+        if path != PACKAGE / "__init__.py"
+        for violation in layer_violations(path.read_text(encoding="utf-8"), path)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source, file, allowed",
+    [
+        ("from sightline.errors import InputError", "masks/base.py", True),
+        ("from ..errors import InputError", "masks/base.py", True),
+        ("from .. import errors", "masks/base.py", True),
+        ("from . import base", "masks/__init__.py", True),
+        ("from .base import Mask", "masks/causal.py", True),
+        ("from sightline.masks.base import Mask", "masks/causal.py", True),
+        ("import torch, sightline.shapes", "lookup.py", True),
+        ("from .attention import reference", "lens/__init__.py", True),  # that would be lens.attention
+        ("from ..attention import reference", "lens/__init__.py", True),
+        ("from ..masks import Mask", "positions/rotary.py", False),
+        ("from .normalizers import softmax", "lookup.py", False),
+        ("from sightline import nn", "attention/api.py", False),
+        ("import sightline.nn", "attention/api.py", False),
+        ("def f():\n    from ..lens import Sight", "attention/api.py", False),
+        ("if TYPE_CHECKING:\n    from ..lens import Sight", "attention/api.py", False),
+        ("import sightline as sl", "nn/head.py", False),
+        ("from sightline import Mask", "nn/head.py", False),
+        ("from .shapes import sizes_of", "errors.py", False),
+    ],
+)
+def test_the_layer_check_itself(source: str, file: str, allowed: bool) -> None:
+    assert (not layer_violations(source, PACKAGE / file)) == allowed
+
+
+# Names
+
+
+def test_public_names_are_pinned() -> None:
+    import sightline
+
+    assert sorted(sightline.__all__) == sorted(PUBLIC_NAMES)
+    assert len(set(sightline.__all__)) == len(sightline.__all__)
+
+
+def test_public_names_exist() -> None:
+    import sightline
+
+    missing = [name for name in sightline.__all__ if not hasattr(sightline, name)]
+    assert not missing
+
+
+def test_every_public_name_has_an_example() -> None:
+    import sightline
+
+    owners = {"sightline": sightline}
+    owners |= {f"sightline.{name}": getattr(sightline, name) for name in PUBLIC_SUBMODULES}
+    bare = []
+    for owner_name, owner in owners.items():
+        assert owner.__doc__, f"{owner_name} has no docstring"
+        for name in owner.__all__:
+            thing = getattr(owner, name)
+            if isinstance(thing, ModuleType):
+                if not thing.__doc__:
+                    bare.append(f"{owner_name}.{name} (no docstring)")
+            elif callable(thing) and ">>>" not in (thing.__doc__ or ""):
+                bare.append(f"{owner_name}.{name}")
+    assert not bare, "\n".join(["without a `>>>` example in its docstring:", *bare])
+
+
+# Optional imports
+
+
+def test_import_works_without_any_optional_package() -> None:
+    result = fresh_process(f"""
+        import json, sys
+
+        class Blocker:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in {OPTIONAL_PACKAGES!r}:
+                    raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+                return None
+
+        sys.meta_path.insert(0, Blocker())
+        import torch
+        import sightline
+
+        x = torch.ones(3, 4)
+        print(json.dumps({{"shape": list(sightline.attention(x, x, x).shape)}}))
+    """)
+    assert result == {"shape": [3, 4]}
+
+
+def test_import_loads_no_optional_package_and_is_quick() -> None:
+    result = fresh_process(f"""
+        import json, sys, time
+        import torch, numpy, safetensors, safetensors.torch
+
+        before = set(sys.modules)
+        start = time.perf_counter()
+        import sightline
+        seconds = time.perf_counter() - start
+        loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+        print(json.dumps({{"optional": sorted(loaded & set({OPTIONAL_PACKAGES!r})), "seconds": seconds}}))
+    """)
+    assert result["optional"] == []
+    assert float(str(result["seconds"])) < IMPORT_SECONDS
+
+
+# Files
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in source_files()}
+    long = [f"{path.relative_to(ROOT)}: {n} lines" for path, n in lengths.items() if n >= LONGEST_FILE]
+    assert not long, "\n".join(["much over 300 lines is usually two ideas:", *long])
+
+
+def test_tests_mirror_src() -> None:
+    missing = []
+    for path in sorted(PACKAGE.iterdir()):
+        if path.is_dir() and (path / "__init__.py").exists():
+            if not list((TESTS / path.name).rglob("test_*.py")):
+                missing.append(f"tests/{path.name}/test_*.py")
+        elif path.suffix == ".py" and path.stem != "__init__" and not (TESTS / f"test_{path.stem}.py").exists():
+            missing.append(f"tests/test_{path.stem}.py")
+    assert not missing, f"source without a test beside it: {missing}"
+
+
+SKIPS = {"skip", "skipif", "skipIf", "skipUnless", "xfail", "importorskip", "SkipTest", "expectedFailure"}
+
+
+def skips(source: str) -> list[int]:
+    """The lines on which a test file skips or expects to fail."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in SKIPS:
+            owner: ast.expr = node.value
+            while isinstance(owner, ast.Attribute):
+                owner = owner.value
+            if isinstance(owner, ast.Name) and owner.id in {"pytest", "unittest", "mark"}:
+                lines.append(node.lineno)
+        elif isinstance(node, ast.ImportFrom) and node.module in {"pytest", "unittest"}:
+            lines += [node.lineno for alias in node.names if alias.name in SKIPS]
+    return lines
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        ("@pytest.mark.skip\ndef test(): ...", [1]),
+        ("pytestmark = pytest.mark.skipif(True, reason='no')", [1]),
+        ("def test():\n    pytest.importorskip('triton')", [2]),
+        ("from pytest import xfail", [1]),
+        ("@unittest.skipUnless(False, 'no')\ndef test(): ...", [1]),
+        ("tokens.skip(2); skip = stream.mark", []),
+    ],
+)
+def test_the_skip_check_itself(source: str, found: list[int]) -> None:
+    assert skips(source) == found
+
+
+def test_no_test_is_skipped_except_for_want_of_a_gpu() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if TESTS / "gpu" not in path.parents and path not in {TESTS / "conftest.py", Path(__file__).resolve()}
+        for line in skips(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, f"a skip may only mean that there is no GPU: {found}"
+    # conftest.py skips tests/gpu, once, and says why.
+    conftest = (TESTS / "conftest.py").read_text(encoding="utf-8")
+    assert len(skips(conftest)) == 1
+    assert 'pytest.mark.skip(reason="no GPU")' in conftest
