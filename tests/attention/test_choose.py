@@ -7,6 +7,7 @@ from hypothesis import given, settings
 import sightline as sl
 from cases import cases, inputs
 from sightline.attention import choose as choose_module
+from sightline.attention import sdpa
 from sightline.attention.call import make_call
 from sightline.attention.choose import BACKENDS, Backend
 from sightline.errors import BackendError
@@ -27,6 +28,15 @@ def used(monkeypatch):
 
     for name, backend in list(BACKENDS.items()):
         monkeypatch.setitem(BACKENDS, name, recorded(name, backend))
+    shortcut = sdpa.shortcut
+
+    def recorded_shortcut(*arguments):
+        out = shortcut(*arguments)
+        if out is not None:
+            names.append("sdpa")
+        return out
+
+    monkeypatch.setattr(sdpa, "shortcut", recorded_shortcut)
     return names
 
 

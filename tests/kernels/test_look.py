@@ -25,10 +25,10 @@ PICTURES = (
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    from sightline.kernels import look
-    from sightline.kernels.layout import Tiling
+    from sightline.kernels import layout, look
 
-    monkeypatch.setattr(look, "default_tiling", lambda *_: Tiling(32, 32, 4, 1))
+    for module in (layout, look):
+        monkeypatch.setattr(module, "default_tiling", lambda *_: layout.Tiling(32, 32, 4, 1))
 
 
 def both(heads, kv_heads, queries, keys, dim=16, batch=1, dtype=torch.float32, requests=(), **options):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.attention import streaming
+from sightline.attention import sdpa, streaming
 from sightline.attention.call import make_call
 from sightline.attention.choose import BACKENDS, Choice, choose
+from sightline.masks import Band
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -55,6 +56,15 @@ def attention(
     >>> sl.attention(q, k, v, mask=sl.causal()).shape
     torch.Size([2, 8, 5, 32])
     """
+    usual = bias is None and scale is None and softcap is None and sinks is None and normalizer == "softmax"
+    if usual and not dropout and backend == "auto":
+        out = sdpa.shortcut(q, k, v, mask)
+        if out is not None:
+            if mask is None or not out.is_cpu or torch.compiler.is_compiling():
+                return out
+            # The last row of a causal map reads all that there is: it tells for all rows.
+            if _finite(out.select(-2, -1) if isinstance(mask, Band) else out):
+                return out
     call = make_call(
         q,
         k,
@@ -96,9 +106,18 @@ def spoiled(call: Call, out: Tensor) -> bool:
     Fused kernels multiply hidden values by 0, which for NaN is NaN. Values are not looked at in a compiled graph,
     under torch.func, or far away on a GPU.
     """
-    if call.mask is None or call.device.type != "cpu":
-        return False
-    if torch.compiler.is_compiling() or streaming.transformed():
-        return False
-    dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
-    return not math.isfinite(out.detach().sum(dtype=dtype).item())
+    return call.mask is not None and out.is_cpu and not _hidden() and not _finite(out)
+
+
+def _hidden() -> bool:
+    """Whether values cannot be looked at."""
+    return torch.compiler.is_compiling() or streaming.transformed()
+
+
+def _finite(out: Tensor) -> bool:
+    """Whether all is finite, by one sum: NaN and inf stay in it."""
+    if out.requires_grad:
+        out = out.detach()
+    # In half precision a sum of finite numbers could overflow.
+    total = out.sum() if out.dtype in (torch.float32, torch.float64) else out.sum(dtype=torch.float32)
+    return math.isfinite(total.item())

@@ -91,9 +91,9 @@ def make_call(
     q, k, v = _autocast(q, k, v)
     sizes = sizes_of(q, k, v)
     scale = default_scale(sizes.dim) if scale is None else check_number("scale", scale)
-    if scale < 0:
-        # Torch's fused kernels take the largest score for granted to be the largest q.k.
-        q, scale = -q, -scale
+    if scale <= 0:
+        # Torch's fused kernels hide keys before they scale: -inf times a scale that is not positive goes wrong.
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     if q.dim() == 2:
         q, k, v = q[None], k[None], v[None]
     rule = normalizers.get(normalizer)

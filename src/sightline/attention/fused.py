@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sightline.attention.call import Call
 
-_HEIGHT, _WIDTH = 256, 512
+_HEIGHT, _WIDTH = 256, 128
 # Bytes of one band of the table.
 _BAND = 32 << 20
 
@@ -142,7 +142,7 @@ def _table(call: Call, rows: slice, columns: list[Columns]) -> Tensor | None:
         return None
     s = call.sizes
     pieces = []
-    for span, mixed in columns:
+    for span, mixed in _joined(columns):
         piece = torch.zeros(rows.stop - rows.start, span.stop - span.start, dtype=call.compute_dtype)
         if call.bias is not None:
             piece = piece + bias_tile(call, rows, span)
@@ -161,15 +161,21 @@ def _table(call: Call, rows: slice, columns: list[Columns]) -> Tensor | None:
     return table
 
 
-def _runs(columns: list[Columns]) -> list[slice]:
-    """Neighbouring tiles joined: the stretches of keys that a band sees."""
-    runs: list[slice] = []
-    for span, _ in columns:
-        if runs and runs[-1].stop == span.start:
-            runs[-1] = slice(runs[-1].start, span.stop)
+def _joined(columns: list[Columns]) -> list[Columns]:
+    """Neighbouring tiles of one kind joined, so that a band's table has few pieces."""
+    joined: list[Columns] = []
+    for column in columns:
+        last = joined[-1] if joined else None
+        if last is not None and last.span.stop == column.span.start and last.mixed == column.mixed:
+            joined[-1] = Columns(slice(last.span.start, column.span.stop), column.mixed)
         else:
-            runs.append(span)
-    return runs
+            joined.append(column)
+    return joined
+
+
+def _runs(columns: list[Columns]) -> list[slice]:
+    """The stretches of keys that a band sees."""
+    return [run.span for run in _joined([Columns(span, False) for span, _ in columns])]
 
 
 def _take(x: Tensor, columns: list[Columns]) -> Tensor:

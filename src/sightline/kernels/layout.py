@@ -44,6 +44,11 @@ class Tiling(NamedTuple):
     registers: int | None = None  # at most, so that more programs fit on a multiprocessor
 
 
+def chunks(rows: AxisSlots, tiling: Tiling, pictured: bool) -> tuple[int, int]:
+    """The slots of a chunk of rows, and its tiles: for a picture all rows of half as many pixels as a tile has rows."""
+    return (tiling.rows // 2 * rows.pixel, rows.pixel // 2) if pictured else (tiling.rows, 1)
+
+
 def tiles_seen(
     intervals: tuple[Tensor, Tensor] | None,
     rows: AxisSlots,
@@ -120,4 +125,6 @@ def default_tiling(dim: int, dtype: torch.dtype, want: frozenset[str]) -> Tiling
         return Tiling(32, 32, 4, 2)
     if dim > 128:
         return Tiling(64, 64, 4, 2)
+    if want <= {"received", "sums", "maxima"}:
+        return Tiling(64, 128, 4, 2, registers=168)
     return Tiling(64, 128, 4, 3)

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.layout import AxisSlots, Tiling, default_tiling, descriptor, tiles_seen
+from sightline.kernels.layout import AxisSlots, Tiling, chunks, default_tiling, descriptor, tiles_seen
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
@@ -222,14 +222,16 @@ def look(
     softcap: float | None = None,
     weights: Tensor | None = None,
     tiling: Tiling | None = None,
+    seen: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """One pass over a rectangle of the maps of q `[batch, heads, queries, dim]` and k `[batch, kv_heads, keys, dim]`.
 
     `lse` is `[batch, heads, queries]`, natural logarithm. `intervals` are the first visible key of each row and the
     end, `[batch or 1, queries]` int32, both never falling from row to row. `table` (booleans) and `bias` have four
-    axes, expanded with stride 0 where they repeat. `want` names out of entropy, max_score, distance, total,
-    received, sums, maxima; entropy and distance are sums of w log w (negated) and w |i - j|, not yet divided by
-    the total.
+    axes, expanded with stride 0 where they repeat. `seen` is what `tiles_seen` gives for these arguments, if known.
+
+    `want` names out of entropy, max_score, distance, total, received, sums, maxima; entropy and distance are sums of
+    w log w (negated) and w |i - j|, not yet divided by the total.
     """
     batch, heads, queries, dim = q.shape
     keys, device = k.shape[2], q.device
@@ -251,11 +253,12 @@ def look(
     # As many bits behind the point as 62 leave for the largest sum there can be.
     fixed = 2.0 ** (61 - max(queries, 2).bit_length())
     fixed_entropy, fixed_distance = 2.0**52, 2.0 ** (61 - max(keys, queries, 2).bit_length())
-    lse2 = torch.where(lse == -torch.inf, 0.0, lse.float() * LOG2E).contiguous()
+    lse2 = (lse.float() * LOG2E).nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0).contiguous()
     first, stop = intervals if intervals is not None else (lse2, lse2)
     pictured = bool(want & {"sums", "maxima"})
-    chunk, per_chunk = (tiling.rows // 2 * rows.pixel, rows.pixel // 2) if pictured else (tiling.rows, 1)
-    seen = tiles_seen(intervals, rows, columns, tiling, chunk, per_chunk, device)
+    chunk, per_chunk = chunks(rows, tiling, pictured)
+    if seen is None:
+        seen = tiles_seen(intervals, rows, columns, tiling, chunk, per_chunk, device)
     fetch = descriptor(q, rows, tiling.rows, pictured)
     weights = None if weights is None else weights.float().contiguous()
 
@@ -294,7 +297,7 @@ def look(
         ("sums", 1 / fixed),
     ):
         if name in found:
-            found[name] = (found[name].double() * unit).float()
+            found[name] = found[name] * unit  # whole numbers times a float give float32
     if "max_score" in found:
         bits = found["max_score"]
         score = (lse2 - bits.view(torch.float32)) * LN2

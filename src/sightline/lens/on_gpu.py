@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sightline.masks import Dense, Padding
+from sightline.masks import Band, Dense, Padding, Prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
-    from sightline.kernels.layout import AxisSlots
+    from sightline.kernels.layout import AxisSlots, Tiling
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
     from sightline.masks import Mask
@@ -60,6 +61,7 @@ def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
 
 def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
     """The results of a job by the kernel, or None if the mask turns out not to be one stretch of keys per row."""
+    from sightline.kernels.layout import default_tiling
     from sightline.kernels.look import look
 
     s = call.sizes
@@ -97,8 +99,12 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         if taken:
             vertical, horizontal = taken[0][1]
             rows, columns = _slots(vertical, call, _GROUP_ROWS), _slots(horizontal, call, _GROUP_COLUMNS)
-        asked = want | {"maxima" if key[-1] else "sums" for key, _ in taken}
-        result = look(q, k, lse, rows=rows, columns=columns, want=frozenset(asked), **options)
+        asked = frozenset(want | {"maxima" if key[-1] else "sums" for key, _ in taken})
+        tiling = default_tiling(s.dim, call.q.dtype, asked)
+        seen = None
+        if rows.edges is None and columns.edges is None and _is_positional(call.mask):
+            seen = _seen(call.mask, s.queries, s.keys, call.device, rows, columns, tiling, bool(taken))
+        result = look(q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, **options)
         for key, _ in taken:
             grids[key] = shaped(result["maxima" if key[-1] else "sums"])
             pending = [entry for entry in pending if entry[0] != key]
@@ -135,7 +141,8 @@ def _masks(call: Call) -> dict[str, Any] | None:
     rules, tables = split(call.mask)
     intervals: tuple[Tensor, Tensor] | None = None
     for rule in rules:
-        part = rule.intervals(s.queries, s.keys, device)
+        known = _is_positional(rule)
+        part = _intervals(rule, s.queries, s.keys, device) if known else rule.intervals(s.queries, s.keys, device)
         if part is None:
             return None
         if intervals is not None:
@@ -147,6 +154,38 @@ def _masks(call: Call) -> dict[str, Any] | None:
     if tables:
         table = _four_axes(tables[0].tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, device), call)
     return {"intervals": None if intervals is None else tuple(_per_batch(x, call) for x in intervals), "table": table}
+
+
+def _is_positional(mask: Mask | None) -> bool:
+    """Whether a mask is a plain value: what follows from it is the same for every layer, and is kept."""
+    return mask is None or isinstance(mask, Band | Prefix)
+
+
+@functools.lru_cache(maxsize=32)
+def _intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    both = mask.intervals(queries, keys, device)
+    assert both is not None
+    return both[0].to(torch.int32), both[1].to(torch.int32)
+
+
+@functools.lru_cache(maxsize=32)
+def _seen(
+    mask: Mask | None,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    rows: AxisSlots,
+    columns: AxisSlots,
+    tiling: Tiling,
+    pictured: bool,
+) -> Tensor:
+    from sightline.kernels.layout import chunks, tiles_seen
+
+    intervals = None
+    if mask is not None:
+        first, stop = _intervals(mask, queries, keys, device)
+        intervals = (first[None], stop[None])
+    return tiles_seen(intervals, rows, columns, tiling, *chunks(rows, tiling, pictured), device)
 
 
 def _per_batch(x: Tensor, call: Call) -> Tensor:

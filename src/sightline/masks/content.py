@@ -88,8 +88,17 @@ class Documents(Mask):
 class Padding(Mask):
     """Some keys are not real. Held as booleans `[*batch, keys]`, or as lengths `[*batch]`."""
 
-    def __init__(self, lengths: Tensor | None, real: Tensor | None) -> None:
-        self.lengths, self.real = lengths, real
+    def __init__(self, lengths: Tensor | None, real: Tensor | None, longest: int | None = None) -> None:
+        self.lengths, self.real, self.longest = lengths, real, longest
+        self._kept: tuple[int, torch.device, Tensor] | None = None
+
+    def row(self, keys: int, device: torch.device) -> Tensor:
+        """Which keys are real, `[*batch, 1, 1, keys]`: the whole mask in one row, kept for the next layer."""
+        if torch.compiler.is_compiling():
+            return self.tile(slice(0, 1), slice(0, keys), 1, keys, device)
+        if self._kept is None or self._kept[:2] != (keys, device):
+            self._kept = (keys, device, self.tile(slice(0, 1), slice(0, keys), 1, keys, device))
+        return self._kept[2]
 
     def _columns(self, columns: slice, device: torch.device | str) -> Tensor:
         """Which keys are real, `[*batch, columns]`."""
@@ -139,12 +148,12 @@ class Padding(Mask):
                     hint="for q of [batch, heads, time, dim] give lengths of [batch]",
                 )
             )
-        if _readable(self.lengths) and self.lengths.numel() and int(self.lengths.max()) > keys:
+        if self.longest is not None and self.longest > keys:
             raise InputError(
                 explain(
                     "a padding length is longer than the keys",
                     expected=f"at most {keys}",
-                    got=int(self.lengths.max()),
+                    got=self.longest,
                     hint="lengths count the real keys of each sequence",
                 )
             )
@@ -243,16 +252,18 @@ def padding(lengths: Int[Tensor, "*batch"] | Bool[Tensor, "*batch keys"] | Seque
             )
         return Padding(None, tensor)
     tensor = _integers("lengths", tensor)
-    if _readable(tensor) and tensor.numel() and int(tensor.min()) < 0:
+    # Looked at once, here, and only where that costs no wait.
+    values = tensor.flatten().tolist() if _readable(tensor) and tensor.numel() else None
+    if values is not None and min(values) < 0:
         raise InputError(
             explain(
                 "a padding length must not be negative",
                 expected="0 or more",
-                got=int(tensor.min()),
+                got=min(values),
                 hint="lengths count the real keys",
             )
         )
-    return Padding(tensor, None)
+    return Padding(tensor, None, None if values is None else max(values))
 
 
 def dense(tensor: Bool[Tensor, "*any queries keys"]) -> Dense:

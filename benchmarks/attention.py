@@ -1,0 +1,124 @@
+"""`sl.attention` beside torch's SDPA for the same call, and what structure in a mask saves.
+
+    python benchmarks/attention.py [--out FOLDER]
+
+Figures: the ratio to SDPA at 512 tokens and more, the overhead of a call at 16 tokens, and how the cost of a window
+over a long context grows with the window.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from harness import compare, ratio, write
+
+import sightline as sl
+
+GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+LENGTHS = (2048, 8192, 16384) if GPU else (512, 1024, 2048, 4096)
+
+
+def draw(length: int, heads: int = 8, dim: int = 64, batch: int = 1) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(batch, heads, length, dim, device=DEVICE, dtype=DTYPE) for _ in range(3))
+
+
+def same_call() -> list[dict]:
+    """Calls that SDPA can express, forward and forward + backward."""
+    rows = []
+    for length in LENGTHS:
+        q, k, v = draw(length)
+        table = torch.rand(length, length, device=DEVICE) > 0.3
+        window = sl.window(256).to_dense(length, length, DEVICE)
+        few = k[:, ::4], v[:, ::4]
+        lengths = torch.tensor([length - 7], device=DEVICE)
+        padding, causal, narrow = sl.padding(lengths), sl.causal(), sl.window(256)
+        real = (torch.arange(length, device=DEVICE) < lengths[:, None])[:, None, None]
+        calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "plain": (lambda: F.scaled_dot_product_attention(q, k, v), lambda: sl.attention(q, k, v)),
+            "causal": (
+                lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                lambda: sl.attention(q, k, v, mask=causal),
+            ),
+            "dense mask": (
+                lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=table),
+                lambda: sl.attention(q, k, v, mask=table),
+            ),
+            "padding": (
+                lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=real),
+                lambda: sl.attention(q, k, v, mask=padding),
+            ),
+            "grouped heads": (
+                lambda: F.scaled_dot_product_attention(q, *few, enable_gqa=True),
+                lambda: sl.attention(q, *few),
+            ),
+            "window of 256 (torch: written out)": (
+                lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=window),
+                lambda: sl.attention(q, k, v, mask=narrow),
+            ),
+            "causal, forward + backward": (
+                lambda: _train(lambda a, b, c: F.scaled_dot_product_attention(a, b, c, is_causal=True), q, k, v),
+                lambda: _train(lambda a, b, c: sl.attention(a, b, c, mask=sl.causal()), q, k, v),
+            ),
+        }
+        for name, (theirs, ours) in calls.items():
+            # Short calls are noisy here: more of them.
+            result = compare({"torch": theirs, "sightline": ours}, repeats=max(12, 65536 // length))
+            rows.append({"call": name, "tokens": length, "ratio": ratio(result, "sightline", "torch"), **result})
+            print(f"{name:40} {length:6} tokens   sightline / torch = {rows[-1]['ratio']:.3f}", flush=True)
+    return rows
+
+
+def _train(run: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> None:
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    run(*leaves).sum().backward()
+
+
+def overhead() -> list[dict]:
+    """Microseconds that a call costs beyond SDPA's at 16 tokens."""
+    q, k, v = draw(16)
+    mask, rows = sl.causal(), []
+    calls = {
+        "plain": (lambda: F.scaled_dot_product_attention(q, k, v), lambda: sl.attention(q, k, v)),
+        "causal": (
+            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            lambda: sl.attention(q, k, v, mask=mask),
+        ),
+    }
+    for name, (theirs, ours) in calls.items():
+        many = {label: (lambda f=f: [f() for _ in range(500)]) for label, f in (("torch", theirs), ("sightline", ours))}
+        result = compare(many, repeats=21)
+        extra = (result["sightline"]["median_ms"] - result["torch"]["median_ms"]) * 2
+        rows.append({"call": f"overhead, {name}", "tokens": 16, "microseconds": extra, **result})
+        print(f"overhead of a call at 16 tokens, {name}: {extra:.1f} microseconds", flush=True)
+    return rows
+
+
+def windows() -> list[dict]:
+    """A window over 16,384 tokens costs in proportion to the window, not to the square of the context."""
+    length, rows = 16384, []
+    q, k, v = draw(length)
+    calls = {f"window {w}": (lambda w=w: sl.attention(q, k, v, mask=sl.window(w))) for w in (256, 1024, 4096)}
+    calls["causal"] = lambda: sl.attention(q, k, v, mask=sl.causal())
+    calls["window 1024, soft-cap (tiles)"] = lambda: sl.attention(q, k, v, mask=sl.window(1024), softcap=30.0)
+    result = compare(calls, repeats=3, warmups=1)
+    for name in calls:
+        rows.append({"call": name, "tokens": length, "of_causal": ratio(result, name, "causal"), **result[name]})
+        print(f"{name:40} {length:6} tokens   {rows[-1]['of_causal']:.3f} of the causal pass", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="where to write the results")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    print("written:", write("attention", same_call() + overhead() + windows(), options.out))
+
+
+if __name__ == "__main__":
+    main()

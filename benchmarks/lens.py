@@ -1,0 +1,142 @@
+"""What an account of attention costs beside attention itself.
+
+    python benchmarks/lens.py [--out FOLDER] [--million]
+
+Figures: `sl.observe` with growing sets of statistics as a multiple of the best plain forward pass, its memory beyond
+q, k, v and the output, and beside it eager attention and, on a GPU, FlexAttention with q and k swapped (column sums).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from harness import compare, ratio, write
+
+import sightline as sl
+
+GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+HEADS, DIM = (16, 128) if GPU else (8, 64)
+LENGTHS = (16384,) if GPU else (4096, 8192)
+PICTURE = sl.Picture(512, 512)
+SETS = {
+    "received, picture": ("received", PICTURE),
+    "+ entropy, max_score, distance": ("received", PICTURE, "entropy", "max_score", "distance"),
+}
+TOP = {"+ top(8)": (*SETS["+ entropy, max_score, distance"], sl.Top(8))}
+
+
+def draw(length: int, heads: int = HEADS) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(1, heads, length, DIM, device=DEVICE, dtype=DTYPE) for _ in range(3))
+
+
+def cost() -> list[dict]:
+    rows = []
+    for length in LENGTHS:
+        for causal in (True, False):
+            q, k, v = draw(length)
+            mask = sl.causal() if causal else None
+            runs = {"forward": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)}
+            # The best plain forward: on a GPU each of torch's kernels is asked.
+            if GPU:
+                from torch.nn.attention import SDPBackend, sdpa_kernel
+
+                def by(kernel: SDPBackend) -> object:
+                    with sdpa_kernel(kernel):
+                        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+                runs["cudnn"] = lambda: by(SDPBackend.CUDNN_ATTENTION)
+                runs["flash"] = lambda: by(SDPBackend.FLASH_ATTENTION)
+                runs["flex, swapped (column sums)"] = _flex_swapped(q, k, v, causal)
+            runs |= {name: (lambda s=s: sl.observe(q, k, v, mask=mask, stats=s)) for name, s in SETS.items()}
+            if not GPU:
+                runs |= {name: (lambda s=s: sl.observe(q, k, v, mask=mask, stats=s)) for name, s in TOP.items()}
+            if length <= 4096:
+                runs["eager, with its map"] = lambda: _eager(q, k, v, causal)
+            result = compare(runs, repeats=15 if GPU else 5)
+            best = min((n for n in ("forward", "cudnn", "flash") if n in result), key=lambda n: result[n]["median_ms"])
+            for name in runs:
+                rows.append(
+                    {"call": name, "tokens": length, "causal": causal, "of_best_forward": ratio(result, name, best)}
+                    | result[name]
+                )
+                print(
+                    f"{name:32} {length:6} {'causal' if causal else 'full':7} {rows[-1]['of_best_forward']:.3f}",
+                    flush=True,
+                )
+    return rows
+
+
+def _flex_swapped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> object:
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+    flex = torch.compile(flex_attention, dynamic=False)
+    length = q.shape[-2]
+    lse = sl.observe(q, k, v, mask=sl.causal() if causal else None)[1].lse
+    blocks = None
+    if causal:
+        blocks = create_block_mask(lambda b, h, i, j: j >= i, None, None, length, length, device=DEVICE)
+    return lambda: flex(
+        k, q, q, score_mod=lambda s, b, h, i, j: s - lse[b, h, j], block_mask=blocks, return_aux=AuxRequest(lse=True)
+    )
+
+
+def _eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = q @ k.mT / math.sqrt(DIM)
+    if causal:
+        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=DEVICE).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    weights = scores.softmax(-1)
+    return weights @ v, weights.sum(-2)
+
+
+def memory() -> list[dict]:
+    """MiB beyond q, k, v and the output."""
+    q, k, v = draw(65536, 16)
+    stats = SETS["+ entropy, max_score, distance"]
+    sl.observe(q, k, v, mask=sl.causal(), stats=stats)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, _ = sl.observe(q, k, v, mask=sl.causal(), stats=stats)
+    extra = (torch.cuda.max_memory_allocated() - before - out.numel() * out.element_size()) / 2**20
+    print(f"memory beyond q, k, v and output at 65,536 tokens, 16 heads: {extra:.0f} MiB", flush=True)
+    return [{"call": "memory", "tokens": 65536, "mebibytes": extra}]
+
+
+def million() -> list[dict]:
+    """One layer of 1,048,576 tokens, causal: output, all statistics but top, 1,024 x 1,024 pictures."""
+    q, k, v = draw(1 << 20, 16)
+    stats = ("received", "entropy", "max_score", "distance", sl.Picture(1024, 1024))
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    _, sight = sl.observe(q, k, v, mask=sl.causal(), stats=stats)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    error = (sight.received().double().sum(-1) - (1 << 20)).abs().max().item()
+    print(f"one layer of 1,048,576 tokens: {seconds:.1f} s (sum of received off by {error:.3f})", flush=True)
+    return [{"call": "one layer", "tokens": 1 << 20, "seconds": seconds, "received_error": error}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="where to write the results")
+    parser.add_argument("--million", action="store_true", help="one layer of a million tokens too (a GPU)")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rows = cost()
+    if GPU:
+        rows += memory()
+        if options.million:
+            rows += million()
+    print("written:", write("lens", rows, options.out))
+
+
+if __name__ == "__main__":
+    main()
