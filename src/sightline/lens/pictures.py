@@ -26,25 +26,31 @@ def finish(
     call: Call, picture: Picture, grid: Tensor, vertical: Axis, horizontal: Axis
 ) -> Float[Tensor, "*any height width"]:
     """Sums become means if asked for, pixels without a visible cell NaN if asked for, and cells are repeated."""
-    if picture.visible_only or picture.reduce == "mean":
-        area = torch.from_numpy(np.multiply.outer(np.diff(vertical.edges), np.diff(horizontal.edges)))
-        cells = area.to(grid.device, grid.dtype)
-        if picture.visible_only:
-            cells = visible_cells(call, vertical, horizontal).to(grid.dtype)
+    if picture.visible_only:
+        cells = visible_cells(call, vertical, horizontal).to(grid.dtype)
         if picture.reduce == "mean":
             grid = grid / cells.clamp_min(1)
-        if picture.visible_only:
-            grid = grid.masked_fill(cells == 0, torch.nan)
+        grid = grid.masked_fill(cells == 0, torch.nan)
+    elif picture.reduce == "mean":
+        grid = grid / _cells(vertical, horizontal, grid.device)
     for dim, axis in ((-2, vertical), (-1, horizontal)):
         if axis.shown is not None:
             grid = grid.index_select(dim, torch.from_numpy(axis.shown).to(grid.device))
     return grid
 
 
+def _cells(vertical: Axis, horizontal: Axis, device: torch.device) -> Tensor | int:
+    """How many cells each pixel has: one number where all have the same, which needs no wait for a GPU."""
+    heights, widths = np.diff(vertical.edges), np.diff(horizontal.edges)
+    if (heights == heights[0]).all() and (widths == widths[0]).all():
+        return int(heights[0] * widths[0])
+    return torch.from_numpy(heights).to(device)[:, None] * torch.from_numpy(widths).to(device)
+
+
 def visible_cells(call: Call, vertical: Axis, horizontal: Axis) -> Tensor:
     """How many cells of each pixel may be attended to, broadcastable to `[*batch, heads, height, width]`."""
     s, mask, device = call.sizes, call.mask, call.device
-    area = torch.from_numpy(np.multiply.outer(np.diff(vertical.edges), np.diff(horizontal.edges))).to(device)
+    area = torch.as_tensor(_cells(vertical, horizontal, device), device=device).expand(vertical.bins, horizontal.bins)
     if mask is None:
         return area
     kinds = mask.kinds(vertical.edges, horizontal.edges, s.queries, s.keys)
