@@ -44,9 +44,9 @@ class Accumulator:
 class RowSums(Accumulator):
     """Per row: the sum of the weights, the expected logarithm, the expected distance, the largest score."""
 
-    def __init__(self, call: Call, wanted: set[str]) -> None:
+    def __init__(self, call: Call, wanted: set[str], row: Tensor | None = None) -> None:
         s = call.sizes
-        self.wanted, self.call = wanted, call
+        self.wanted, self.call, self.row = wanted, call, row
         shape = (*s.batch, s.heads, s.queries)
         softmax = call.normalizer.is_softmax
         # Without sinks the rows of a softmax sum to 1, or to 0 where nothing is visible.
@@ -63,10 +63,14 @@ class RowSums(Accumulator):
     def add(self, tile: Seen) -> None:
         rows, weights = tile.rows, tile.weights
         if self.largest is not None:
-            scores = tile.scores if tile.scores is not None else tile.log
-            assert scores is not None
             part = self.largest[..., rows]
-            torch.maximum(part, scores.amax(-1), out=part)
+            if tile.scores is not None:
+                found = tile.scores.amax(-1)
+            else:
+                assert tile.log is not None
+                assert self.row is not None
+                found = tile.log.amax(-1) + self.row[..., rows]
+            torch.maximum(part, found, out=part)
         if "total" in self.sums or "distance" in self.sums:
             self._linear(tile)
         if "entropy" in self.sums:
@@ -110,7 +114,8 @@ class RowSums(Accumulator):
                 spread = torch.where(total > 0, some.log() + spread / some, 0.0)
             found["entropy"] = spread.clamp_min(0.0)
         if self.largest is not None:
-            found["max_score"] = self.largest
+            # A tile of softmax shows scores less their row's lse, and -1e30 where a cell is hidden.
+            found["max_score"] = self.largest.masked_fill(self.largest <= -1e29, -torch.inf)
         return found
 
 
@@ -230,5 +235,4 @@ def _times_log(weights: Tensor, log: Tensor | None) -> Tensor:
     """The sum over a row of w log w, with 0 log 0 = 0."""
     if log is None:
         return torch.special.entr(weights).sum(-1).neg()
-    # A hidden cell is 0 * -inf.
-    return (weights * log).nan_to_num(0.0, 0.0, 0.0).sum(-1) if torch.isinf(log).any() else (weights * log).sum(-1)
+    return (weights * log).sum(-1)

@@ -93,7 +93,7 @@ def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
 def _by_walk(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
     parts: dict[Any, Accumulator] = {}
     if job.rows:
-        parts["rows"] = RowSums(call, job.rows)
+        parts["rows"] = RowSums(call, job.rows, row)
     for request in job.received:
         parts[request] = Received(call, request.weights if isinstance(request, Weighted) else None)
     for top in job.tops:

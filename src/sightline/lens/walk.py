@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Scores of one step over all heads, so that a tile and what is made of it stay in the cache.
 _CELLS = 1 << 19
+# Stands for the logarithm of 0.
+_LEAST = -1e30
 
 
 def walk(
@@ -58,8 +60,13 @@ def see(call: Call, row: Tensor, q_rows: Tensor, rows: slice, columns: Columns) 
     if not call.normalizer.is_softmax:
         weights = call.normalizer.weights(tile.scores, number, tile.visible)
         return Seen(rows, columns.span, weights, tile.scores, None, tile.visible)
-    log = tile.scores - number.masked_fill(number == -torch.inf, 0.0)
-    return Seen(rows, columns.span, log.exp(), tile.scores, log, tile.visible)
+    # The scores are this tile's own: they become the logarithms in place.
+    log = tile.scores.sub_(number.masked_fill(number == -torch.inf, 0.0))
+    weights = log.exp()
+    if columns.mixed or call.bias is not None:
+        # In sums of w log w a hidden cell is 0 times a large number, not 0 times -inf.
+        log.clamp_min_(_LEAST)
+    return Seen(rows, columns.span, weights, None, log, tile.visible)
 
 
 def _tile_size(call: Call, align: tuple[int, int]) -> tuple[int, int]:
