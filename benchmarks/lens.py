@@ -22,7 +22,7 @@ import sightline as sl
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 HEADS, DIM = (16, 128) if GPU else (8, 64)
-LENGTHS = (16384,) if GPU else (4096, 8192)
+LENGTHS = (16384,) if GPU else (4096,)
 PICTURE = sl.Picture(512, 512)
 SETS = {
     "received, picture": ("received", PICTURE),
