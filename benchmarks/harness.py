@@ -83,7 +83,8 @@ def write(name: str, rows: list[dict], folder: Path | None = None) -> Path:
     kind = "gpu" if torch.cuda.is_available() else "cpu"
     path = (folder or RESULTS) / f"{name}-{kind}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    options = [argument for argument in sys.argv[1:] if not (folder and argument in ("--out", str(folder)))]
+    command = " ".join(["python", Path(sys.argv[0]).name, *options])
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps({"machine": machine(), "command": command, "results": rows}, indent=1) + "\n")
     temporary.replace(path)
