@@ -159,3 +159,21 @@ def test_what_does_not_fit_the_call_is_said(mask, facts):
         text = str(caught.value)
         for fact in ("expected: ", "got: ", "try: ", *facts):
             assert fact in text
+
+
+def test_padding_changed_in_place_is_seen():
+    lengths = torch.tensor([2, 6])
+    mask = sl.padding(lengths)
+    q = torch.randn(2, 1, 6, 4)
+    first = sl.attention(q, q, q, mask=mask)
+    lengths[0] = 4
+    assert not torch.equal(sl.attention(q, q, q, mask=mask)[0], first[0])
+    torch.testing.assert_close(sl.attention(q, q, q, mask=mask), sl.attention(q, q, q, mask=mask, backend="reference"))
+
+
+def test_padding_used_in_inference_mode_can_be_trained_with():
+    mask, q = sl.padding([2, 6]), torch.randn(2, 1, 6, 4, requires_grad=True)
+    with torch.inference_mode():
+        sl.attention(q, q, q, mask=mask)
+    sl.attention(q, q, q, mask=mask).sum().backward()
+    assert q.grad is not None

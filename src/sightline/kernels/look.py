@@ -297,7 +297,7 @@ def look(
         ("sums", 1 / fixed),
     ):
         if name in found:
-            found[name] = found[name] * unit  # whole numbers times a float give float32
+            found[name] = found[name].float().mul_(unit)
     if "max_score" in found:
         bits = found["max_score"]
         score = (lse2 - bits.view(torch.float32)) * LN2

@@ -90,15 +90,19 @@ class Padding(Mask):
 
     def __init__(self, lengths: Tensor | None, real: Tensor | None, longest: int | None = None) -> None:
         self.lengths, self.real, self.longest = lengths, real, longest
-        self._kept: tuple[int, torch.device, Tensor] | None = None
+        self._kept: tuple[int, torch.device, int, Tensor] | None = None
 
     def row(self, keys: int, device: torch.device) -> Tensor:
         """Which keys are real, `[*batch, 1, 1, keys]`: the whole mask in one row, kept for the next layer."""
-        if torch.compiler.is_compiling():
+        source = self.lengths if self.real is None else self.real
+        assert source is not None
+        # A row made in inference mode could not be trained with later, and such tensors do not count their changes.
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or source.is_inference():
             return self.tile(slice(0, 1), slice(0, keys), 1, keys, device)
-        if self._kept is None or self._kept[:2] != (keys, device):
-            self._kept = (keys, device, self.tile(slice(0, 1), slice(0, keys), 1, keys, device))
-        return self._kept[2]
+        state = (keys, device, source._version)  # the lengths may have been changed in place since
+        if self._kept is None or self._kept[:3] != state:
+            self._kept = (*state, self.tile(slice(0, 1), slice(0, keys), 1, keys, device))
+        return self._kept[3]
 
     def _columns(self, columns: slice, device: torch.device | str) -> Tensor:
         """Which keys are real, `[*batch, columns]`."""
