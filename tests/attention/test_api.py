@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.overrides import TorchFunctionMode
 
 import sightline as sl
 from cases import DTYPES, Case, cases, check, error, exact, inputs, plain_error
@@ -456,3 +457,21 @@ def test_a_mask_made_inside_a_compiled_function():
     torch.testing.assert_close(
         torch.compile(f, fullgraph=True, backend="aot_eager")(q, k, v, lengths), f(q, k, v, lengths)
     )
+
+
+def test_a_function_mode_sees_the_call() -> None:
+    class Recorder(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.options: list[dict[str, object]] = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is sl.attention:
+                self.options.append(kwargs)
+            return func(*args, **(kwargs or {}))
+
+    q, mask = torch.randn(2, 5, 4), sl.causal()
+    with Recorder() as recorder:
+        out = sl.attention(q, q, q, mask=mask, softcap=3.0)
+    torch.testing.assert_close(out, sl.attention(q, q, q, mask=mask, softcap=3.0), rtol=0, atol=0)
+    assert [(seen["mask"], seen["softcap"]) for seen in recorder.options] == [(mask, 3.0)]

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from sightline.attention import sdpa, streaming
 from sightline.attention.call import make_call
@@ -56,6 +57,12 @@ def attention(
     >>> sl.attention(q, k, v, mask=sl.causal()).shape
     torch.Size([2, 8, 5, 32])
     """
+    if has_torch_function_variadic(q, k, v):
+        # A function mode is on (`sl.watch`, a default device): it may look at the call, as at torch's own functions.
+        options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+        options |= {"normalizer": normalizer, "dropout": dropout, "backend": backend}
+        seen: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, **options)
+        return seen
     usual = bias is None and scale is None and softcap is None and sinks is None and normalizer == "softmax"
     if usual and not dropout and backend == "auto":
         out = sdpa.shortcut(q, k, v, mask)

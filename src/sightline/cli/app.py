@@ -1,0 +1,52 @@
+"""What all commands share: the table of them, errors as clear lines, and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import typer
+
+from sightline.errors import SightlineError
+
+# Each command is a function named like its file, `sightline.cli.<file>`; its docstring is its help.
+COMMANDS: tuple[str, ...] = ()
+
+app = typer.Typer(
+    help="Attention you can see through.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def sightline() -> None:
+    """Attention you can see through."""
+
+
+for _name in COMMANDS:
+    _module = importlib.import_module(f"sightline.cli.{_name}")
+    if hasattr(_module, "app"):
+        app.add_typer(_module.app, name=_name)
+    else:
+        app.command(_name)(getattr(_module, _name))
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run one command. What goes wrong is one clear message on stderr and a non-zero exit, never a traceback."""
+    try:
+        app(arguments, prog_name="sightline")
+    except SightlineError as error:
+        sys.exit(f"sightline: {error}")
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`): nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        sys.exit(f"sightline: {name}{error.strerror or error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,75 @@
+"""What all commands share: the program starts, and whatever goes wrong is one clear message and an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sightline.cli import app as cli
+from sightline.errors import InputError, explain
+
+
+def sightline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from sightline.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_lists_every_command() -> None:
+    done = sightline("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in cli.COMMANDS)
+
+
+def test_an_unknown_command_is_refused() -> None:
+    done = sightline("no-such-command")
+    assert done.returncode != 0
+    assert "no-such-command" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        (
+            InputError(explain("no", expected="a", got="b", hint="c")),
+            "sightline: no\n  expected: a\n  got: b\n  try: c",
+        ),
+        (PermissionError(13, "Permission denied", "out.html"), "sightline: out.html: Permission denied"),
+    ],
+)
+def test_errors_become_one_message(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", failing)
+    with pytest.raises(SystemExit) as stopped:
+        cli.run([])
+    assert stopped.value.code == message
+
+
+def test_ctrl_c_is_exit_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.run([])
+    assert stopped.value.code == 130
+
+
+def test_a_missing_package_names_the_extra() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['typer'] = None; from sightline.cli import main; main()"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "sightline[cli]" in done.stderr
+    assert "Traceback" not in done.stderr
