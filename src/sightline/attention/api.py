@@ -59,7 +59,7 @@ def attention(
     """
     if has_torch_function_variadic(q, k, v):
         # A function mode is on (`sl.watch`, a default device): it may look at the call, as at torch's own functions.
-        options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+        options: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
         options |= {"normalizer": normalizer, "dropout": dropout, "backend": backend}
         seen: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, **options)
         return seen
