@@ -29,7 +29,8 @@ LAYERS = (
     ("lens",),
     ("nn", "steps"),
     ("models", "watch"),
-    ("plots", "lessons"),
+    ("plots",),
+    ("lessons",),
     ("web", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
