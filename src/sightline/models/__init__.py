@@ -1,0 +1,1 @@
+"""Trained checkpoints that run on Sightline's own modules."""
