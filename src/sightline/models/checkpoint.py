@@ -30,6 +30,18 @@ class CheckpointError(InputError):
     """
 
 
+def refused(what: str, *, expected: object, got: object, hint: str) -> CheckpointError:
+    """The error for a checkpoint that cannot be used, in the usual four lines.
+
+    >>> print(refused("no", expected="a", got="b", hint="c"))
+    no
+      expected: a
+      got: b
+      try: c
+    """
+    return CheckpointError(explain(what, expected=expected, got=got, hint=hint))
+
+
 @dataclass(frozen=True)
 class SpecialTokens:
     """The token ids a model begins, ends and pads with, and the template of its chats, as far as its files say.
@@ -98,11 +110,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
       got: nothing of that name
       try: check the path
     """
-    raise CheckpointError(
-        explain(
-            f"{Path(path)} is not there",
-            expected="a folder with config.json and *.safetensors, or a .gguf file",
-            got="nothing of that name",
-            hint="check the path",
-        )
+    path = Path(path).expanduser()
+    if path.is_dir():
+        from sightline.models.folder import FolderCheckpoint
+
+        return FolderCheckpoint(path)
+    if path.suffix == ".gguf" and path.exists():
+        from sightline.models.gguf_file import GGUFCheckpoint
+
+        return GGUFCheckpoint(path)
+    raise refused(
+        f"{path} is not a checkpoint" if path.exists() else f"{path} is not there",
+        expected="a folder with config.json and *.safetensors, or a .gguf file",
+        got="a file of another kind" if path.exists() else "nothing of that name",
+        hint="give the folder the file lies in" if path.exists() else "check the path",
     )

@@ -1,0 +1,83 @@
+"""Small JSON files, read with suspicion: of bounded size, plain UTF-8, one object without doubled keys."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sightline.lens.limits import readable
+from sightline.models.checkpoint import CheckpointError, refused
+
+
+def read_json(path: Path, limit: int, name: str | None = None) -> dict[str, Any]:
+    """The object a file holds; a file of more than `limit` bytes is refused unread."""
+    return parse_json(read_bytes(path, limit, name), name or path.name)
+
+
+def read_bytes(path: Path, limit: int, name: str | None = None) -> bytes:
+    """All of a small file; one of more than `limit` bytes is refused unread."""
+    name = name or path.name
+    check_regular(path, name)
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise refused(
+            f"{name} is too large for what it is",
+            expected=f"at most {readable(limit)}",
+            got=readable(path.stat().st_size),
+            hint="fetch the file again, from where the model is published",
+        )
+    return content
+
+
+def check_regular(path: Path, name: str) -> None:
+    """Refuse whatever is not a plain file: reading a pipe or a device would never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise refused(
+            f"{name} is not a file",
+            expected="a regular file",
+            got="a folder, a pipe or a device",
+            hint="check the path",
+        )
+
+
+def parse_json(content: bytes, name: str) -> dict[str, Any]:
+    """One JSON object.
+
+    >>> parse_json(b'{"a": 1}', "config.json")
+    {'a': 1}
+    >>> parse_json(b'{"a": 1, "a": 2}', "config.json")
+    Traceback (most recent call last):
+    ...
+    sightline.models.checkpoint.CheckpointError: config.json cannot be understood
+      expected: one JSON object
+      got: the key 'a' twice
+      try: fetch the file again; a copy may have been cut short
+    """
+    try:
+        parsed = json.loads(content.decode("utf-8"), object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise _not_understood(name, str(error) or type(error).__name__) from error
+    if not isinstance(parsed, dict):
+        raise _not_understood(name, f"a JSON {type(parsed).__name__}")
+    return parsed
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key[:80]!r} twice")
+    return found
+
+
+def _not_understood(name: str, got: str) -> CheckpointError:
+    return refused(
+        f"{name} cannot be understood",
+        expected="one JSON object",
+        got=got,
+        hint="fetch the file again; a copy may have been cut short",
+    )
