@@ -79,7 +79,7 @@ def check_config(config: Mapping[str, Any], source: str, shapes: Iterable[tuple[
 
 
 def _check_size(config: Mapping[str, Any], key: str, source: str) -> None:
-    size = config.get(key)
+    size: Any = config.get(key)
     pair = isinstance(size, list) and len(size) == 2 and key in ("image_size", "patch_size")
     for n in size if pair else [size]:
         if n is not None and (type(n) is not int or not 1 <= n <= LONGEST):

@@ -21,7 +21,7 @@ def special_tokens(checkpoint: Checkpoint, template: str | None = None) -> Speci
             found = _ids(said, checkpoint.config.get("vocab_size"))
             if found:
                 return found
-        token = named.get(NAMES[role])
+        token: Any = named.get(NAMES[role])
         token = token.get("content") if isinstance(token, dict) else token
         tokenizer = checkpoint.tokenizer if isinstance(token, str) else None
         number = tokenizer.token_to_id(token) if tokenizer is not None else None

@@ -1,0 +1,52 @@
+"""The numbers of a GGUF tensor, from a map of the file: plain ones as they are, blocks through the `gguf` library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.models.gguf_header import GGUFTensor, gguf_library
+
+# Types that are plain numbers, by the number GGUF gives them.
+PLAIN = {0: torch.float32, 1: torch.float16, 28: torch.float64, 30: torch.bfloat16}
+# How many numbers are made at a time.
+CHUNK = 1 << 20
+
+
+def unreadable(kind: int) -> str | None:
+    """The name of a type that the library cannot turn into numbers; None if it can. Tried on one empty block."""
+    if kind in PLAIN:
+        return None
+    gguf = gguf_library()
+    known = gguf.GGMLQuantizationType(kind)
+    try:
+        gguf.quants.dequantize(np.zeros((1, gguf.constants.GGML_QUANT_SIZES[known][1]), dtype=np.uint8), known)
+    except NotImplementedError:
+        return str(known.name)
+    return None
+
+
+def read_numbers(path: Path, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
+    """The numbers in memory of their own, chunk by chunk, so that nothing else of their size is ever held."""
+    result = torch.empty(tensor.shape, dtype=dtype)
+    if not result.numel():
+        return result
+    content = np.memmap(path, dtype=np.uint8, mode="r", offset=tensor.start, shape=(tensor.size,))
+    gguf = gguf_library()
+    kind = gguf.GGMLQuantizationType(tensor.kind)
+    block, width = gguf.constants.GGML_QUANT_SIZES[kind]
+    blocks, flat = content.reshape(-1, width), result.view(-1)
+    step = CHUNK // block
+    for start in range(0, len(blocks), step):
+        part = blocks[start : start + step]
+        if tensor.kind in PLAIN:
+            # Copied, because torch takes no memory that must not be written to.
+            numbers = torch.from_numpy(part.copy()).view(PLAIN[tensor.kind]).view(-1)
+        else:
+            # As one long row: the library takes 16 rows at a time, which as blocks would be little.
+            numbers = torch.from_numpy(gguf.quants.dequantize(part.reshape(1, -1), kind)).view(-1)
+        flat[start * block :][: numbers.numel()] = numbers
+    return result
