@@ -1,1 +1,17 @@
-"""Trained checkpoints that run on Sightline's own modules."""
+"""Trained checkpoints that run on Sightline's own modules.
+
+`load` makes a model and its tokenizer from a name or a folder. `open_checkpoint` only opens: config, names, shapes and
+dtypes, and each tensor when it is asked for.
+
+| to find | look in |
+| --- | --- |
+| folders with safetensors | `folder.py`, `safetensors_files.py` |
+| GGUF files | `gguf_header.py`, `gguf_config.py`, `gguf_numbers.py`, `gguf_tokenizer.py`, `gguf_file.py` |
+| what configs must keep to | `config.py` |
+| `minilm` and `smollm2` | `builtin.py`, `cache.py` |
+"""
+
+from sightline.models.checkpoint import Checkpoint, CheckpointError, SpecialTokens, open_checkpoint
+from sightline.models.load import load
+
+__all__ = ["load", "open_checkpoint", "Checkpoint", "CheckpointError", "SpecialTokens"]

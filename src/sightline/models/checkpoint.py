@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError, InputTypeError, explain
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,7 +61,14 @@ class Checkpoint(ABC):
     """A trained model on disk, opened but not read.
 
     `source` is what was opened, for messages. `config` is what config.json says; for a GGUF file the same keys, made
-    from its metadata. `names` are Hugging Face's names of the tensors, for a GGUF file too.
+    from its metadata. `names` are Hugging Face's names of the tensors, for a GGUF file too. `special` says which tokens
+    begin, end and pad a text.
+
+    >>> checkpoint = open_checkpoint("minilm")
+    >>> checkpoint.parameters
+    22713728
+    >>> checkpoint.read("embeddings.LayerNorm.weight", torch.float64).shape
+    torch.Size([384])
     """
 
     source: str
@@ -87,7 +94,7 @@ class Checkpoint(ABC):
         """The tokenizer that comes with the weights, without padding and truncation; None where there is none."""
 
     def beside(self, name: str) -> Any:
-        """What a small JSON file beside the weights says (`"1_Pooling/config.json"`), or None if it is not there."""
+        """What a small JSON file beside the weights says (`"1_Pooling/config.json"`); None if it is not there."""
         return None
 
     @property
@@ -99,29 +106,52 @@ class Checkpoint(ABC):
         return name in self.names
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a folder with config.json and safetensors files, or a .gguf file; nothing large is read yet.
+def open_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a built-in model by its name, a folder with config.json and safetensors, or a .gguf file.
 
+    Nothing large is read yet.
+
+    >>> checkpoint = open_checkpoint("minilm")
+    >>> checkpoint.shape("embeddings.word_embeddings.weight")
+    (30522, 384)
     >>> open_checkpoint("no/such/folder")
     Traceback (most recent call last):
     ...
     sightline.models.checkpoint.CheckpointError: no/such/folder is not there
-      expected: a folder with config.json and *.safetensors, or a .gguf file
+      expected: minilm, smollm2, a folder with config.json and *.safetensors, or a .gguf file
       got: nothing of that name
-      try: check the path
+      try: check the path; nothing is downloaded
     """
-    path = Path(path).expanduser()
+    from sightline.models.builtin import BUILTINS, open_builtin
+
+    if isinstance(name_or_path, str) and name_or_path in BUILTINS:
+        return open_builtin(name_or_path)
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise InputTypeError(
+            explain(
+                "a model is asked for by name or by path",
+                expected="text or a path",
+                got=type(name_or_path).__name__,
+                hint='load("minilm")',
+            )
+        )
+    return open_path(Path(name_or_path).expanduser())
+
+
+def open_path(path: Path) -> Checkpoint:
+    """Open a folder or a .gguf file."""
     if path.is_dir():
         from sightline.models.folder import FolderCheckpoint
 
         return FolderCheckpoint(path)
-    if path.suffix == ".gguf" and path.exists():
+    there = path.exists()
+    if there and path.suffix == ".gguf":
         from sightline.models.gguf_file import GGUFCheckpoint
 
         return GGUFCheckpoint(path)
     raise refused(
-        f"{path} is not a checkpoint" if path.exists() else f"{path} is not there",
-        expected="a folder with config.json and *.safetensors, or a .gguf file",
-        got="a file of another kind" if path.exists() else "nothing of that name",
-        hint="give the folder the file lies in" if path.exists() else "check the path",
+        f"{path} is not a checkpoint" if there else f"{path} is not there",
+        expected="minilm, smollm2, a folder with config.json and *.safetensors, or a .gguf file",
+        got="a file of another kind" if there else "nothing of that name",
+        hint="give the folder the file lies in" if there else "check the path; nothing is downloaded",
     )

@@ -18,7 +18,7 @@ from sightline.models.checkpoint import Checkpoint, CheckpointError, SpecialToke
 from sightline.models.config import check_config
 from sightline.models.safetensors_files import Entry, TensorFile
 from sightline.models.special import special_tokens
-from sightline.models.strict_json import check_regular, read_bytes, read_json
+from sightline.models.strict_json import check_regular, parse_any, read_bytes, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -68,7 +68,7 @@ class FolderCheckpoint(Checkpoint):
     def beside(self, name: str) -> Any:
         if not (self._folder / name).exists():
             return None
-        return read_json(find(self._folder, name), JSON_LIMIT)
+        return parse_any(read_bytes(find(self._folder, name), JSON_LIMIT), name)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -12,9 +12,9 @@ NAMES = {"bos": "bos_token", "eos": "eos_token", "pad": "pad_token", "unk": "unk
 
 def special_tokens(checkpoint: Checkpoint, template: str | None = None) -> SpecialTokens:
     """From generation_config.json, then config.json, then the tokens that the tokenizer's own files name."""
-    generation = checkpoint.beside("generation_config.json") or {}
-    tokenizer_config = checkpoint.beside("tokenizer_config.json") or {}
-    named = {**(checkpoint.beside("special_tokens_map.json") or {}), **tokenizer_config}
+    generation = _object(checkpoint, "generation_config.json")
+    tokenizer_config = _object(checkpoint, "tokenizer_config.json")
+    named = {**_object(checkpoint, "special_tokens_map.json"), **tokenizer_config}
 
     def ids(role: str) -> tuple[int, ...]:
         for said in (generation.get(f"{NAMES[role]}_id"), checkpoint.config.get(f"{NAMES[role]}_id")):
@@ -29,6 +29,11 @@ def special_tokens(checkpoint: Checkpoint, template: str | None = None) -> Speci
 
     first = {role: next(iter(ids(role)), None) for role in ("bos", "pad", "unk")}
     return SpecialTokens(**first, eos=ids("eos"), chat_template=template or _template(tokenizer_config))
+
+
+def _object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    said = checkpoint.beside(name)
+    return said if isinstance(said, dict) else {}
 
 
 def _ids(said: Any, vocabulary: Any) -> tuple[int, ...]:

@@ -12,14 +12,14 @@ from sightline.lens.limits import readable
 from sightline.models.checkpoint import CheckpointError, refused
 
 
-def read_json(path: Path, limit: int, name: str | None = None) -> dict[str, Any]:
+def read_json(path: Path, limit: int) -> dict[str, Any]:
     """The object a file holds; a file of more than `limit` bytes is refused unread."""
-    return parse_json(read_bytes(path, limit, name), name or path.name)
+    return parse_json(read_bytes(path, limit), path.name)
 
 
-def read_bytes(path: Path, limit: int, name: str | None = None) -> bytes:
+def read_bytes(path: Path, limit: int) -> bytes:
     """All of a small file; one of more than `limit` bytes is refused unread."""
-    name = name or path.name
+    name = path.name
     check_regular(path, name)
     with path.open("rb") as file:
         content = file.read(limit + 1)
@@ -57,13 +57,22 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
       got: the key 'a' twice
       try: fetch the file again; a copy may have been cut short
     """
-    try:
-        parsed = json.loads(content.decode("utf-8"), object_pairs_hook=_without_doubles)
-    except (ValueError, RecursionError) as error:
-        raise _not_understood(name, str(error) or type(error).__name__) from error
+    parsed = parse_any(content, name)
     if not isinstance(parsed, dict):
         raise _not_understood(name, f"a JSON {type(parsed).__name__}")
     return parsed
+
+
+def parse_any(content: bytes, name: str) -> Any:
+    """Whatever JSON there is: an object, a list, a number.
+
+    >>> parse_any(b"[1, 2]", "modules.json")
+    [1, 2]
+    """
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        raise _not_understood(name, str(error) or type(error).__name__) from error
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
