@@ -1,0 +1,96 @@
+"""All heads of a model at a glance: one small table of layers x heads for each measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sightline.errors import InputError, explain
+from sightline.plots.canvas import new_figure, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def portraits(
+    records: Iterable[Mapping[str, Any]], *, measures: Sequence[str] | None = None, title: str | None = None
+) -> Figure:
+    """Measures of heads as tables of layers x heads, one for each measure, each with a scale of its own.
+
+    Args:
+        records: one for each head: `layer`, `head`, and any number of measures; a table of pandas works too.
+        measures: which of them, in which order; all numbers of the first record if not given.
+        title: above the tables.
+
+    >>> import sightline.plots as plots
+    >>> records = [{"layer": layer, "head": head, "entropy": layer + head} for layer in range(2) for head in range(3)]
+    >>> figure = plots.portraits(records)
+    >>> figure.axes[0].get_title(), figure.axes[0].images[0].get_array().tolist()
+    ('entropy', [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]])
+    """
+    if hasattr(records, "to_dict"):
+        records = records.to_dict("records")
+    rows = list(records)
+    if not rows or not all("layer" in row and "head" in row for row in rows):
+        raise InputError(
+            explain(
+                "these are not portraits of heads",
+                expected="records with layer, head and measures, at least one",
+                got=f"{len(rows)} records" + (f", the first with {', '.join(map(str, rows[0]))}" if rows else ""),
+                hint='[{"layer": 0, "head": 0, "entropy": 1.2}, …]',
+            )
+        )
+    names = list(measures) if measures is not None else [key for key in rows[0] if _is_measure(key, rows[0][key])]
+    missing = [name for name in names if any(name not in row for row in rows)]
+    if not names or missing:
+        raise InputError(
+            explain(
+                "the measures are not in every record",
+                expected=", ".join(key for key in rows[0] if _is_measure(key, rows[0][key])) or "some measure",
+                got=", ".join(missing) or "none",
+                hint='measures=("entropy",)',
+            )
+        )
+    # Layers in the order they come, heads by number: layers may have names.
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    heads = sorted({int(row["head"]) for row in rows})
+    across = min(3, len(names))
+    down = -(-len(names) // across)
+    with style():
+        wide = float(np.clip(0.22 * len(heads), 1.6, 3.4))
+        high = float(np.clip(0.22 * len(layers), 1.0, 5.0))
+        figure = new_figure((wide + 0.9) * across + 0.3, (high + 0.75) * down + (0.35 if title else 0.1))
+        panels = figure.subplots(down, across, squeeze=False)
+        for axes in list(panels.flat)[len(names) :]:
+            axes.set_visible(False)
+        for name, axes in zip(names, panels.flat):
+            table = np.full((len(layers), len(heads)), np.nan)
+            for row in rows:
+                table[layers.index(row["layer"]), heads.index(int(row["head"]))] = float(row[name])
+            image = axes.imshow(table, cmap="cividis", aspect="auto", interpolation="nearest")
+            axes.set_title(name)
+            _count(axes.xaxis, heads)
+            _count(axes.yaxis, layers)
+            axes.tick_params(length=0)
+            bar = figure.colorbar(image, ax=axes, aspect=18, pad=0.03)
+            bar.outline.set_visible(False)
+            bar.ax.tick_params(labelsize=7, length=2)
+        for axes in panels[:, 0]:
+            axes.set_ylabel("layer")
+        for axes in panels[-1]:
+            axes.set_xlabel("head")
+        if title:
+            figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _is_measure(key: str, value: Any) -> bool:
+    return key not in ("layer", "head") and isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _count(axis: Any, names: Sequence[Any], most: int = 12) -> None:
+    """Label some of the rows or columns, evenly."""
+    shown = range(0, len(names), -(-len(names) // most))
+    axis.set_ticks(list(shown), [str(names[i]) for i in shown])
