@@ -1,0 +1,157 @@
+"""Tables in the terminal, with rich: as many numbers of each vector as there is room for."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sightline.errors import MissingExtraError
+from sightline.errors import explain as say
+from sightline.steps.labels import shown
+from sightline.steps.numbers import number, vector, vectors, weight
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    from sightline.steps.compute import Column
+    from sightline.steps.steps import Steps
+    from sightline.steps.table import Line, Table
+
+# Where the output is no terminal there is no width to keep to.
+WIDE = 120
+_LONGEST = 20
+
+
+def make_console(**options: Any) -> Console:
+    """A console as wide as the terminal, or WIDE where there is none."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        raise MissingExtraError(
+            say(
+                "tables in the terminal need rich",
+                expected="rich",
+                got="not installed",
+                hint="pip install 'sightline[cli]'",
+            )
+        ) from None
+    console = Console(highlight=False, **options)
+    return console if console.is_terminal else Console(highlight=False, **{"width": WIDE, **options})
+
+
+class Fitted:
+    """A table that shows three numbers of its vectors, or as many as fit."""
+
+    def __init__(self, table: Table, digits: int | None = None) -> None:
+        self.table, self.digits = table, digits
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.measure import Measurement
+
+        roomy = options.update(width=10_000)
+        for count, short in ((3, False), (3, True), (2, True), (1, True), (0, True)):
+            made = rich_table(self.table, count, self.digits, short)
+            if not count or Measurement.get(console, roomy, made).maximum <= options.max_width:
+                yield made
+                return
+
+
+def rich_table(table: Table, count: int = 3, digits: int | None = None, short: bool = False) -> RichTable:
+    """The table of one query; `count` numbers of each vector, all numbers with `digits` decimals if given.
+
+    `short` saves room: one decimal for q, k and v where that is enough.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+
+    columns = [c for c in table.columns if count or c.kind != "vector" or c.name == "sum"]
+    made = RichTable(box=box.SIMPLE_HEAD, show_footer=True, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    made.add_column("word\nj", footer="sum", no_wrap=True)
+    cells = []
+    for column in columns:
+        *lines, foot = _texts(table, column, count or 3, digits, short)
+        cells.append(lines)
+        justify = "left" if column.kind == "text" else "right"
+        made.add_column(f"{column.heading}\n{column.symbol}", justify=justify, no_wrap=True, footer=foot)  # type: ignore[arg-type]
+    for line, *texts in zip(table.lines, *cells, strict=True):
+        label = shown(line.label)
+        label = label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
+        made.add_row(_text(label), *texts, style="dim" if line.hidden else None)
+    return made
+
+
+def _texts(table: Table, column: Column, count: int, digits: int | None, short: bool) -> list[Any]:
+    """The cells of one column, and its foot."""
+    foot = table.sum if column.name == "sum" and table.sum.numel() else None
+    values = [_value(table, line, column) for line in table.lines]
+    if column.kind == "text":
+        return [*(_text(shown(str(x or ""))) for x in values), ""]
+    if column.kind == "vector":
+        found = [x for x in (*values, foot) if x is not None]
+        if short and digits is None and column.name in "qkv" and any(bool((x.abs() >= 1).any()) for x in found):
+            digits = 1
+        texts = vectors([*values, foot], count, digits)
+        return texts
+    if column.kind == "weight":
+        return [*(_shaded(x, digits) for x in values), weight(table.total, digits)]
+    return ["" if x is None else number(x, digits) for x in (*values, foot)]
+
+
+def _value(table: Table, line: Line, column: Column) -> Any:
+    return table.q if column.name == "q" and line.key is not None else line.cells.get(column.name)
+
+
+def _shaded(x: float, digits: int | None) -> Any:
+    from rich.text import Text
+
+    return Text(weight(x, digits), style="bold" if x >= 0.5 else "" if x >= 0.1 else "dim")
+
+
+def _text(label: str) -> Any:
+    """Text that rich takes as it is: a bracket in a word is no markup."""
+    from rich.text import Text
+
+    return Text(label)
+
+
+def print_table(console: Console, table: Table, digits: int | None = None) -> None:
+    """One query's table, with its heading and the check below."""
+    console.print(_text(f"Query: {shown(table.label)}"), style="bold")
+    console.print(Fitted(table, digits))
+    if table.sum.numel():
+        console.print(f"The sum and the library's output differ by at most {table.difference:.1e}.\n", style="dim")
+
+
+def print_steps(steps: Steps, tables: list[Table], console: Console | None = None) -> None:
+    """Title, notes, the tables, and the projection of all heads at the end."""
+    console = console or make_console()
+    console.print(_text(steps.title), style="bold underline")
+    for note in steps.notes:
+        console.print(_text(note))
+    dim, value_dim = steps.done.q.shape[-1], steps.done.v.shape[-1]
+    if max(dim, value_dim) > 3:
+        console.print(f"q and k have {dim} numbers, v has {value_dim}; the first of them are shown.")
+    console.print()
+    for table in tables:
+        print_table(console, table)
+    if "projection" in steps.after:
+        z, final = steps.after["concatenation"], steps.after["projection"]
+        console.print(
+            f"{steps.heads} heads side by side: {z.shape[1]} numbers for each word; times W_o: {final.shape[1]}."
+        )
+        for table in tables:
+            console.print(_text(f"  {shown(table.label)}: {_start(final[table.query])}"))
+
+
+def _start(x: Tensor, count: int = 6) -> str:
+    return vector(x, count) + (f" … ({len(x)} numbers)" if len(x) > count else "")
+
+
+def as_text(table: Table) -> str:
+    """The table as plain text."""
+    out = io.StringIO()
+    make_console(file=out, width=WIDE).print(Fitted(table))
+    return out.getvalue().rstrip("\n")
