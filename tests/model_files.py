@@ -126,6 +126,9 @@ def write_gguf(
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     for key, value in (settings or {}).items():
+        if key == "general.alignment":
+            writer.add_custom_alignment(value)
+            continue
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add.get(type(value), writer.add_array)(key, value)
     for name, tensor in tensors.items():
