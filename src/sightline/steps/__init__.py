@@ -8,6 +8,15 @@ from sightline.steps.explain import explain
 from sightline.steps.lookup import explain_lookup, explain_record
 from sightline.steps.steps import Steps
 from sightline.steps.table import Line, Table
-from sightline.steps.words import embed_words
+from sightline.steps.words import embed_words, explain_words
 
-__all__ = ["Line", "Steps", "Table", "embed_words", "explain", "explain_lookup", "explain_record"]
+__all__ = [
+    "Line",
+    "Steps",
+    "Table",
+    "embed_words",
+    "explain",
+    "explain_lookup",
+    "explain_record",
+    "explain_words",
+]

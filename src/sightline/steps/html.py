@@ -6,6 +6,7 @@ Vectors and maps are small pictures whose zero is transparent, so that they fit 
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import struct
 import tempfile
@@ -21,7 +22,20 @@ from torch import Tensor
 from sightline.steps.labels import shown
 from sightline.steps.numbers import number, weight
 
-__all__ = ["code", "escape", "fragment", "heat", "label", "page", "picture", "rich_text", "table", "vector", "write"]
+__all__ = [
+    "check_target",
+    "code",
+    "escape",
+    "fragment",
+    "heat",
+    "label",
+    "page",
+    "picture",
+    "rich_text",
+    "table",
+    "vector",
+    "write",
+]
 
 # Blue above zero, orange below: told apart by the colour-blind, readable on black and on white.
 ABOVE, BELOW = (43, 131, 216), (230, 126, 34)
@@ -55,10 +69,22 @@ def _style() -> str:
     return files("sightline.steps").joinpath("page.css").read_text(encoding="utf-8")
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise an OSError that names the file if a page cannot be written there, before any work is done."""
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target.parent))
+
+
 def write(path: str | os.PathLike[str], text: str) -> None:
     """Write a file that appears whole or not at all."""
+    check_target(path)
     target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".sightline-", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
@@ -68,8 +94,10 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # a temporary file is private; a page is as any other file
         os.replace(name, target)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(target)) from error
         raise
 
 

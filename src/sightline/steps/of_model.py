@@ -107,8 +107,17 @@ def of_model(
     tokens: list[str] | None = None
     if isinstance(inputs[0], str):
         ids, tokens = tokenized(model, inputs[0], tokenizer)
-        where = next((p.device for p in model.parameters()), torch.device("cpu"))
-        inputs = (torch.tensor([ids], device=where), *inputs[1:])
+        inputs = (ids, *inputs[1:])
+        longest = getattr(model, "context", None)
+        if isinstance(longest, int) and len(tokens) > longest:
+            raise InputError(
+                say(
+                    "this text is too long for the model",
+                    expected=f"at most {longest:,} tokens",
+                    got=f"{len(tokens):,}",
+                    hint="a shorter text",
+                )
+            )
     eye = _Eye(layer)
     with _watching(model, eye):
         model(*inputs)
@@ -136,8 +145,11 @@ def of_model(
     )
 
 
-def tokenized(model: nn.Module, text: str, tokenizer: Any) -> tuple[list[int], list[str]]:
-    """The ids and the tokens of a text, by the tokenizer given or the model's own."""
+def tokenized(model: nn.Module, text: str, tokenizer: Any) -> tuple[Tensor, list[str]]:
+    """The ids `[1, time]` of a text and its tokens, by the tokenizer given or as the model itself does it."""
+    if tokenizer is None and callable(getattr(model, "batch", None)):  # sl.models
+        batch = model.batch(text)  # type: ignore[operator]
+        return batch.ids[None], list(batch.tokens)
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     if tokenizer is None:
         raise InputError(
@@ -149,9 +161,10 @@ def tokenized(model: nn.Module, text: str, tokenizer: Any) -> tuple[list[int], l
             )
         )
     encoded = tokenizer.encode(text)
+    where = next((p.device for p in model.parameters()), torch.device("cpu"))
     if hasattr(encoded, "ids"):  # the tokenizers library
-        return list(encoded.ids), list(encoded.tokens)
-    return list(encoded), list(tokenizer.convert_ids_to_tokens(encoded))
+        return torch.tensor([encoded.ids], device=where), list(encoded.tokens)
+    return torch.tensor([list(encoded)], device=where), list(tokenizer.convert_ids_to_tokens(encoded))
 
 
 def _checked(eye: _Eye, layer: int | str | None) -> Kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 # Where the output is no terminal there is no width to keep to.
 WIDE = 120
 _LONGEST = 20
+# A larger map has no room in a terminal.
+_MAP = 16
+_SHADES = " ░▒▓█"
 
 
 def make_console(**options: Any) -> Console:
@@ -77,9 +81,7 @@ def rich_table(table: Table, count: int = 3, digits: int | None = None, short: b
         justify = "left" if column.kind == "text" else "right"
         made.add_column(f"{column.heading}\n{column.symbol}", justify=justify, no_wrap=True, footer=foot)  # type: ignore[arg-type]
     for line, *texts in zip(table.lines, *cells, strict=True):
-        label = shown(line.label)
-        label = label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
-        made.add_row(_text(label), *texts, style="dim" if line.hidden else None)
+        made.add_row(_text(_short(line.label)), *texts, style="dim" if line.hidden else None)
     return made
 
 
@@ -137,6 +139,12 @@ def print_steps(steps: Steps, tables: list[Table], console: Console | None = Non
     console.print()
     for table in tables:
         print_table(console, table)
+    queries, keys = len(steps.labels), len(steps.key_labels)
+    if len(tables) == queries <= _MAP and keys <= _MAP:
+        rows, head = slice(0, queries), tables[0].head
+        console.print("Who looks at whom: a row is a query, a column a key.", style="bold")
+        hidden = ~steps.done.visible(rows)[head]
+        console.print(rich_heat(steps.done.band(rows)["weight"][head], steps.labels, steps.key_labels, hidden=hidden))
     if "projection" in steps.after:
         z, final = steps.after["concatenation"], steps.after["projection"]
         console.print(
@@ -147,7 +155,44 @@ def print_steps(steps: Steps, tables: list[Table], console: Console | None = Non
 
 
 def _start(x: Tensor, count: int = 6) -> str:
-    return vector(x, count) + (f" … ({len(x)} numbers)" if len(x) > count else "")
+    return vector(x, count) + (f" ({len(x)} numbers)" if len(x) > count else "")
+
+
+def rich_heat(
+    matrix: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    hidden: Tensor | None = None,
+    digits: int | None = None,
+    largest: float | None = None,
+) -> RichTable:
+    """A matrix as a table of numbers, each with a block that is the fuller the larger the number."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    found = matrix[matrix.isfinite()]
+    largest = largest or (found.abs().max().item() if found.numel() else 1.0) or 1.0
+    made = RichTable(box=None, padding=(0, 1), header_style="dim")
+    made.add_column("")
+    for word in columns:
+        made.add_column(_text(_short(word)), justify="right", no_wrap=True)
+    for i, word in enumerate(rows):
+        cells = []
+        for j, x in enumerate(matrix[i].tolist()):
+            if hidden is not None and bool(hidden[i, j]):
+                cells.append(Text("·", style="dim"))
+                continue
+            share = min(abs(x) / largest, 1.0) if abs(x) < float("inf") else 0.0
+            block = _SHADES[round(share * (len(_SHADES) - 1))]
+            cells.append(Text.assemble((block * 2, "yellow" if x < 0 else "blue"), " ", weight(x, digits)))
+        made.add_row(Text(_short(word), style="dim"), *cells)
+    return made
+
+
+def _short(word: str) -> str:
+    label = shown(word)
+    return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
 
 
 def as_text(table: Table) -> str:
