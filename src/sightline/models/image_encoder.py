@@ -1,0 +1,102 @@
+"""An encoder of images: an image is a sequence of patches, row by row, and one token in front for all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError, InputTypeError, explain
+from sightline.models.sights import Heads, Sights, observe
+from sightline.nn import Encoder
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.nn.select import Layers
+
+
+class ImageEncoder(nn.Module):
+    """An encoder of images such as ViT: `model(images)` gives the hidden states, of the whole first, then of patches.
+
+    Made by `sl.models.load`. Images are floats `[*batch, channels, height, width]` of the size the model was trained
+    with, scaled as it was trained with: what preprocessor_config.json says.
+    """
+
+    def __init__(
+        self, encoder: Encoder, *, size: tuple[int, int], patch: tuple[int, int], channels: int, classes: int = 0
+    ) -> None:
+        super().__init__()
+        self.size, self.patch, self.channels = size, patch, channels
+        self.first = nn.Parameter(torch.zeros(encoder.width))
+        self.patches = nn.Linear(channels * patch[0] * patch[1], encoder.width)
+        self.encoder = encoder
+        self.classifier = nn.Linear(encoder.width, classes) if classes else None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many patches an image has, down and across."""
+        return self.size[0] // self.patch[0], self.size[1] // self.patch[1]
+
+    def cut(self, images: Float[Tensor, "*batch channels height width"]) -> Float[Tensor, "*batch patches numbers"]:
+        """Images as sequences of patches, row by row, each patch as channels x height x width numbers."""
+        self._check(images)
+        *batch, channels, _, _ = images.shape
+        (down, across), (high, wide) = self.grid, self.patch
+        cells = images[..., : down * high, : across * wide].reshape(-1, channels, down, high, across, wide)
+        return cells.permute(0, 2, 4, 1, 3, 5).reshape(*batch, down * across, channels * high * wide)
+
+    def forward(self, images: Float[Tensor, "*batch channels height width"]) -> Float[Tensor, "*batch tokens width"]:
+        """The hidden states of the last layer: one for the image, then one for each patch."""
+        x = self.patches(self.cut(images))
+        return self.encoder(torch.cat((self.first.expand(*x.shape[:-2], 1, -1), x), dim=-2))
+
+    def classify(self, images: Float[Tensor, "*batch channels height width"]) -> Float[Tensor, "*batch classes"]:
+        """The logits of the classes it was trained for, from the first hidden state."""
+        if self.classifier is None:
+            raise InputError(
+                explain(
+                    "this model knows no classes",
+                    expected="a checkpoint with a classifier",
+                    got="an encoder alone",
+                    hint="model(images) for hidden states",
+                )
+            )
+        logits: Tensor = self.classifier(self(images)[..., 0, :])
+        return logits
+
+    @property
+    def tokens(self) -> list[str]:
+        """What each hidden state stands for: `image`, then `row,column` of each patch."""
+        down, across = self.grid
+        return ["image", *(f"{row},{column}" for row in range(down) for column in range(across))]
+
+    def observe(
+        self, images: Tensor, *, stats: Any = (), layers: Layers = None, heads: Heads = None
+    ) -> tuple[Tensor, Sights]:
+        """The hidden states of images, and the sights of the attention on the way; as `observe` of a model of text."""
+        out, sights = observe(self, (images,), {}, stats, layers, heads)
+        sights.tokens = self.tokens
+        return out, sights
+
+    def _check(self, images: object) -> None:
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise InputTypeError(
+                explain(
+                    "images must be a floating tensor",
+                    expected="[*batch, channels, height, width]",
+                    got=images.dtype if isinstance(images, Tensor) else type(images).__name__,
+                    hint="images.float() / 255, then scaled as preprocessor_config.json says",
+                )
+            )
+        wanted = (self.channels, *self.size)
+        if tuple(images.shape[-3:]) != wanted:
+            raise InputError(
+                explain(
+                    "the images do not fit this model",
+                    expected=f"[*batch, {', '.join(map(str, wanted))}]",
+                    got=tuple(images.shape),
+                    hint="resize them to the size the model was trained with",
+                )
+            )
