@@ -62,15 +62,13 @@ def find(name: str, source_sum: str) -> Path | None:
     """The folder of a copy whose files have the sizes and times they had when it was made, or None."""
     try:
         folder = place(name, source_sum)
-        files = _listed(folder, source_sum)
-        stats = {file: (folder / file).stat() for file in files}
+        for file, said in _listed(folder, source_sum).items():
+            stat = (folder / file).stat()
+            if (said["size"], said["time"]) != (stat.st_size, stat.st_mtime_ns):
+                return None
     except (OSError, RuntimeError, CheckpointError, KeyError, TypeError, AttributeError):
         return None
-    untouched = all(
-        said == {"size": stats[file].st_size, "time": stats[file].st_mtime_ns, "sha256": said.get("sha256")}
-        for file, said in files.items()
-    )
-    return folder if untouched else None
+    return folder
 
 
 def wrong_files(folder: Path, source_sum: str) -> list[str]:
@@ -193,5 +191,9 @@ def _publish(part: Path, final: Path, name: str, source_sum: str) -> None:
 def _sweep(folder: Path) -> None:
     """Remove what processes left behind that were stopped while they wrote."""
     for left in folder.glob(f"{PART}*"):
-        if time.time() - left.stat().st_mtime > ABANDONED_S:
+        try:
+            abandoned = time.time() - left.stat().st_mtime > ABANDONED_S
+        except FileNotFoundError:
+            continue  # its process finished in this moment
+        if abandoned:
             shutil.rmtree(left, ignore_errors=True)
