@@ -1,0 +1,319 @@
+"""The HTTP API: what the page, or anyone else, may ask. Everything is bounded, and every error has the same form."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from sightline.web.orders import Order
+from sightline.web.parse import numbers, span
+from sightline.web.problems import Problem
+from sightline.web.runs import Run
+from sightline.web.service import Service
+
+TEXT_BYTES = 1_000_000
+TOKENS_A_PAGE = 16_384
+FOREVER = "private, max-age=31536000, immutable"
+MOST_QUERIES = 64
+
+
+class NewRun(BaseModel):
+    """A text to run a model on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = Field(min_length=1, description="at most 1 MB of UTF-8")
+    model: str = Field(min_length=1, max_length=100, description="one of the models in /api/limits")
+    layers: str | None = Field(None, max_length=200, description="which layers to watch, e.g. 0-3,5; all if left out")
+    generate: int = Field(0, ge=0, le=512, description="tokens to generate after the text (causal models)")
+
+
+def routes(service: Service) -> APIRouter:
+    """All routes of the API, on one service."""
+    api = APIRouter(prefix="/api")
+
+    def found(request: Request, run: str) -> Run:
+        return service.run(run)
+
+    @api.get("/limits", tags=["server"])
+    async def limits() -> dict[str, Any]:
+        """What the server allows, and the models it can run."""
+        return {
+            "text_bytes": TEXT_BYTES,
+            "runs": service.library.limit,
+            "queued": service.orders.limit,
+            "tokens_a_page": TOKENS_A_PAGE,
+            "waiting_tiles": service.desk.limit,
+            "tile": 256,
+            "models": service.models,
+        }
+
+    @api.get("/runs", tags=["runs"])
+    async def runs() -> JSONResponse:
+        """Every run: made here or saved, and the orders that wait or run."""
+        waiting = [t.about(service.orders.position(t)) for t in service.orders.tickets.values() if not t.over]
+        return JSONResponse(
+            {"runs": service.library.listed(), "orders": waiting}, headers={"Cache-Control": "no-store"}
+        )
+
+    @api.post("/runs", status_code=202, tags=["runs"])
+    async def create(new: NewRun) -> dict[str, Any]:
+        """Run a model on a text. Answers at once with the run's id and its place in the queue."""
+        size = len(new.text.encode("utf-8", "surrogatepass"))
+        if size > TEXT_BYTES:
+            raise Problem(
+                413,
+                "this text is too long",
+                expected=f"at most {TEXT_BYTES:,} bytes",
+                got=f"{size:,} bytes",
+                hint="a part of it",
+            )
+        order = Order(new.text, new.model, new.layers, new.generate)
+        ticket = service.order(order)
+        return {"id": ticket.id, "position": service.orders.position(ticket)}
+
+    @api.get("/runs/{run}", tags=["runs"])
+    async def about(run: str) -> JSONResponse:
+        """A run: its model, text and layers; or where its order stands."""
+        if run not in service.library and (ticket := service.orders.tickets.get(run)) is not None:
+            return JSONResponse(ticket.about(service.orders.position(ticket)), headers={"Cache-Control": "no-store"})
+        body = {"state": "done", **(await asyncio.to_thread(service.run, run)).about()}
+        return JSONResponse(body, headers={"Cache-Control": "no-store"})
+
+    @api.delete("/runs/{run}", status_code=204, tags=["runs"])
+    async def close(run: str) -> Response:
+        """Close a run, or take its order back."""
+        service.close_run(run)
+        return Response(status_code=204)
+
+    @api.get("/runs/{run}/events", tags=["runs"])
+    async def events(run: str) -> StreamingResponse:
+        """How an order goes, as server-sent events, until it is over."""
+        return StreamingResponse(
+            stream(service.events(run)), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    @api.get("/runs/{run}/tokens", tags=["numbers"])
+    async def tokens(
+        request: Request,
+        run: str,
+        start: Annotated[int, Query(alias="from", ge=0)] = 0,
+        to: Annotated[int | None, Query(ge=0)] = None,
+        of: Annotated[str, Query(pattern="^(text|memory)$")] = "text",
+    ) -> Response:
+        """The tokens as text, and what kind each is: 1 special, 2 bytes as hex, 4 stuck to the one before."""
+        it = found(request, run)
+        labels = it.labels if of == "text" else it.memory_labels
+        if labels is None:
+            raise Problem(404, "this run has no memory", expected="of=text", got="of=memory", hint="of=text")
+        stop = min(len(labels.texts), start + TOKENS_A_PAGE) if to is None else to
+        if not start <= stop <= len(labels.texts) or stop - start > TOKENS_A_PAGE:
+            raise Problem(
+                422,
+                "these are not tokens of the run",
+                expected=f"at most {TOKENS_A_PAGE} inside 0 to {len(labels.texts)}",
+                got=f"{start} to {stop}",
+                hint="from=0",
+            )
+        body = {"from": start, "to": stop, "texts": labels.texts[start:stop], "kinds": labels.kinds[start:stop]}
+        return finished(request, it, JSONResponse(body))
+
+    @api.get("/runs/{run}/portraits", tags=["numbers"])
+    async def portraits(request: Request, run: str) -> Response:
+        """What every head is like, which heads are alike, and the head to look at first."""
+        it = found(request, run)
+        body, complete = await gone_or(request, service.slow((it.key, "portraits"), lambda: service.portraits(it)))
+        return finished(request, it, JSONResponse(body), complete)
+
+    @api.get("/runs/{run}/thumbs", tags=["numbers"])
+    async def thumbs(request: Request, run: str) -> Response:
+        """Every head as 64 x 64 bytes, layer by layer: 0 masked, 1 zero, 2 to 255 logarithmic from 1e-7 to 1."""
+        it = found(request, run)
+        body, complete = await gone_or(request, service.slow((it.key, "thumbs"), lambda: service.thumbs(it)))
+        return finished(request, it, binary(body), complete)
+
+    @api.get("/runs/{run}/tiles/{layer}/{head}/{lq}/{lk}/{y}/{x}", tags=["numbers"])
+    async def tile(
+        request: Request, run: str, layer: int, head: int, lq: int, lk: int, y: int, x: int, pool: str = "mean"
+    ) -> Response:
+        """256 x 256 little-endian float32: bins of 2^lq queries and 2^lk keys. NaN where no cell is visible."""
+        it = found(request, run)
+        body, exact = await gone_or(request, service.tile(it, layer, head, (lq, lk), y, x, pool))
+        if body is None:
+            return finished(request, it, Response(status_code=204))
+        return finished(request, it, binary(body), exact)
+
+    @api.get("/runs/{run}/rows/{layer}/{head}", tags=["numbers"])
+    async def rows(request: Request, run: str, layer: int, head: int, q: str) -> Response:
+        """What queries attend to, added up: a float32 for every key, NaN where none of them may look."""
+        it, queries = found(request, run), numbers("q", q, MOST_QUERIES)
+        make = lambda: it.view(layer, head).row(queries).tobytes()  # noqa: E731
+        return finished(
+            request, it, binary(await gone_or(request, service.quick((it.key, "row", layer, head, q), make)))
+        )
+
+    @api.get("/runs/{run}/columns/{layer}/{head}", tags=["numbers"])
+    async def columns(request: Request, run: str, layer: int, head: int, k: str) -> Response:
+        """Who attends to keys, added up: a float32 for every query, NaN where it may look at none of them."""
+        it, keys = found(request, run), numbers("k", k, MOST_QUERIES)
+        make = lambda: it.view(layer, head).column(keys).tobytes()  # noqa: E731
+        key = (it.key, "column", layer, head, k)
+        return finished(request, it, binary(await gone_or(request, service.quick(key, make))))
+
+    @api.get("/runs/{run}/tracks/{layer}/{head}", tags=["numbers"])
+    async def tracks(request: Request, run: str, layer: int, head: int) -> Response:
+        """The entropy of every query, then what every key received: float32."""
+        it = found(request, run)
+        make = lambda: it.view(layer, head).tracks()  # noqa: E731
+        both = await gone_or(request, service.quick((it.key, "tracks", layer, head), make))
+        if both is None:
+            service.open_head(it, layer, head)
+            raise Problem(
+                409,
+                "this is still being computed",
+                expected="the whole map walked over once",
+                got="a part of it",
+                hint="again in a little while",
+                retry_after=2,
+            )
+        return finished(request, it, binary(np.concatenate(both).tobytes()))
+
+    @api.get("/runs/{run}/peek/{layer}/{head}", tags=["numbers"])
+    async def peek(
+        request: Request, run: str, layer: int, head: int, rows: str | None = None, cols: str | None = None
+    ) -> Response:
+        """One cell or a rectangle: weight, score, rank, entropy; or mean, maximum and where. Without both: the link."""
+        it = found(request, run)
+        if rows is None and cols is None:
+            make: Callable[[], Any] = lambda: service.link(it, layer, head)  # noqa: E731
+        elif rows is None or cols is None:
+            raise Problem(422, "rows and cols belong together", expected="both", got="one", hint="rows=9&cols=5")
+        else:
+            band, columns = span("rows", rows), span("cols", cols)
+            view = it.view(layer, head)
+            single = band.stop - band.start == 1 == columns.stop - columns.start
+            make = (lambda: view.cell(band.start, columns.start)) if single else (lambda: view.patch(band, columns))
+        key = (it.key, "peek", layer, head, rows, cols)
+        return finished(request, it, JSONResponse(await gone_or(request, service.quick(key, make))))
+
+    @api.get("/runs/{run}/rollout", tags=["numbers"])
+    async def rollout(request: Request, run: str, q: str) -> Response:
+        """Attention rollout through all layers: how much every token fed these, a float32 each. A heuristic."""
+        it, queries = found(request, run), numbers("q", q, 8)
+        make = lambda: service.rollout(it, queries).tobytes()  # noqa: E731
+        return finished(request, it, binary(await gone_or(request, service.slow((it.key, "rollout", q), make))))
+
+    @api.get("/runs/{run}/steps/{layer}/{head}", tags=["numbers"])
+    async def steps(
+        request: Request,
+        run: str,
+        layer: int,
+        head: int,
+        q: Annotated[int, Query(ge=0)],
+        top: Annotated[int, Query(ge=1, le=512)] = 16,
+        k: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """How the output of one query comes about, key by key, with the real numbers."""
+        it = found(request, run)
+        make = lambda: service.steps(it, layer, head, q, top, k)  # noqa: E731
+        body = await gone_or(request, service.slow((it.key, "steps", layer, head, q, top, k), make))
+        return finished(request, it, JSONResponse(body))
+
+    @api.get("/runs/{run}/export", tags=["numbers"])
+    async def export(
+        request: Request,
+        run: str,
+        format: Annotated[str, Query(pattern="^(csv|npz|html)$")],
+        layer: int = 0,
+        head: int = 0,
+        rows: str | None = None,
+        cols: str | None = None,
+    ) -> Response:
+        """The exact numbers of a rectangle as CSV or npz, or the run as one page that needs no server."""
+        it = found(request, run)
+        make = lambda: service.export(it, format, layer, head, rows, cols)  # noqa: E731
+        name, media, body = await gone_or(request, service.slow((it.key, format, layer, head, rows, cols), make))
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+        return Response(body, media_type=media, headers=headers)
+
+    return api
+
+
+def binary(body: bytes) -> Response:
+    """Raw numbers."""
+    return Response(body, media_type="application/octet-stream")
+
+
+def finished(request: Request, run: Run, response: Response, complete: bool = True) -> Response:
+    """Cache headers: what is finished never changes under its id; the rest is not to be kept."""
+    if run.growing or not complete:
+        response.headers["Cache-Control"] = "no-store"
+        if not complete:
+            response.headers["X-Sightline-Estimate"] = "1"
+        return response
+    tag = f'"{hashlib.sha256(bytes(response.body)).hexdigest()[:20]}"'
+    response.headers.update({"Cache-Control": FOREVER, "ETag": tag})
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers={"Cache-Control": FOREVER, "ETag": tag})
+    return response
+
+
+async def gone_or(request: Request, work: Awaitable[Any]) -> Any:
+    """The result, unless the client leaves first: then nobody waits for it any more."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Problem(499, "the client has gone", expected="a client", got="none", hint="ask again")
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
+            task.exception()  # whoever would have fetched it may have gone in the same moment
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: dict[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps(data)}\n\n"
+
+
+async def stream(items: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """Server-sent events of items, with a line now and then so that a silent connection is noticed."""
+    queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=16)
+
+    async def fill() -> None:
+        try:
+            async for item in items:
+                await queue.put(item)
+        finally:
+            await queue.put(None)
+
+    task = asyncio.ensure_future(fill())
+    try:
+        while True:
+            try:
+                item = await asyncio.wait_for(queue.get(), timeout=15)
+            except TimeoutError:
+                yield ": still here\n\n"
+                continue
+            if item is None:
+                return
+            yield event(item)
+    finally:
+        task.cancel()

@@ -1,0 +1,85 @@
+"""Numbers to take away: a rectangle of one head as CSV or npz, exact, with its tokens and settings."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sightline.errors import TooLargeError, explain
+
+if TYPE_CHECKING:
+    from sightline.web.runs import Run
+
+CSV_CELLS = 1_000_000
+NPZ_BYTES = 64 << 20
+
+
+def csv(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
+    """A line for every visible cell: positions, tokens in JSON quotes, weight."""
+    weights, queries, keys = _rectangle(run, layer, head, rows, columns, CSV_CELLS, "cells as CSV")
+    lines = ["query,key,query_token,key_token,weight"]
+    quoted = [_quoted(token) for token in keys]
+    for i, row in enumerate(weights):
+        start = f"{rows.start + i},"
+        query = _quoted(queries[i])
+        for j in np.flatnonzero(~np.isnan(row)):
+            lines.append(f"{start}{columns.start + j},{query},{quoted[j]},{float(row[j])!r}")
+    return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
+
+
+def npz(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
+    """`weights` (float32, NaN where hidden), `queries` and `keys` (tokens), `first` and `about` (JSON). No pickle."""
+    weights, queries, keys = _rectangle(run, layer, head, rows, columns, NPZ_BYTES // 4, "cells as npz")
+    about = {
+        "run": run.id,
+        "model": run.model,
+        "layer": layer,
+        "layer_name": run.layers[layer].name,
+        "head": head,
+        "rows": [rows.start, rows.stop],
+        "columns": [columns.start, columns.stop],
+        "normalizer": run.layers[layer].normalizer,
+    }
+    file = io.BytesIO()
+    np.savez_compressed(
+        file,
+        weights=weights,
+        queries=np.array(queries, dtype=np.str_),
+        keys=np.array(keys, dtype=np.str_),
+        first=np.array([rows.start, columns.start]),
+        about=np.array(json.dumps(about)),
+    )
+    return file.getvalue()
+
+
+def _rectangle(
+    run: Run, layer: int, head: int, rows: slice, columns: slice, limit: int, what: str
+) -> tuple[np.ndarray, list[str], list[str]]:
+    view = run.view(layer, head)
+    about = run.layers[layer]
+    view.inside("query", [rows.start, rows.stop - 1], about.queries)
+    view.inside("key", [columns.start, columns.stop - 1], about.keys)
+    cells = (rows.stop - rows.start) * (columns.stop - columns.start)
+    if cells > limit:
+        raise TooLargeError(
+            explain(
+                f"too many {what}",
+                expected=f"at most {limit:,}",
+                got=f"{cells:,}",
+                hint="a smaller rectangle, e.g. zoom in first",
+            )
+        )
+    queries = _tokens(run.labels.texts, rows)
+    return view.tile(rows, columns), queries, _tokens(run.key_labels(about).texts, columns)
+
+
+def _tokens(texts: list[str], span: slice) -> list[str]:
+    return [texts[i] if i < len(texts) else "" for i in range(span.start, span.stop)]
+
+
+def _quoted(token: str) -> str:
+    """A token as JSON, and that as a field of CSV: nothing in it can end the field or the line."""
+    return '"' + json.dumps(token, ensure_ascii=False).replace('"', '""') + '"'

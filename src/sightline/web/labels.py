@@ -1,0 +1,90 @@
+"""Tokens as people read them, whatever alphabet their tokenizer writes them in.
+
+Tokenizers mark spaces and continuations in their own ways: `##s` (WordPiece), `Ġthe` (byte-level), `▁the`
+(SentencePiece). Here every token becomes its real text, and a few bits that say how to show it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+# What a token is: a special one such as [CLS]; bytes that are no whole character, as hex; stuck to the one before.
+SPECIAL, BYTES, GLUED = 1, 2, 4
+
+_SPECIAL = re.compile(r"\[(?:CLS|SEP|PAD|MASK|UNK)\]|<(?:\||/?[a-zA-Z_]+|)[^<>]{0,30}\|?>")
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Labels(NamedTuple):
+    """The text of every token, and its bits.
+
+    >>> read(["[CLS]", "the", "kid", "##s"])
+    Labels(texts=['[CLS]', 'the', 'kid', 's'], kinds=[1, 0, 0, 4])
+    """
+
+    texts: list[str]
+    kinds: list[int]
+
+
+def read(tokens: Sequence[str]) -> Labels:
+    """The labels of the tokens of one text.
+
+    >>> read(["The", "Ġcaf", "Ã©", "Ġâ"]).texts
+    ['The', ' caf', 'é', '20 e2']
+    """
+    if any(token.startswith("##") for token in tokens):
+        return _each(tokens, _wordpiece)
+    if any("Ġ" in token or "Ċ" in token for token in tokens):
+        return _each(tokens, _byte_level)
+    if any(token.startswith("▁") for token in tokens):
+        return _each(tokens, _sentencepiece)
+    # Tokens that bring their own spaces are the text itself; others are words.
+    own_spaces = any(token != token.strip() for token in tokens)
+    return _each(tokens, lambda token: (token, GLUED if own_spaces else 0))
+
+
+def _each(tokens: Sequence[str], one: Callable[[str], tuple[str, int]]) -> Labels:
+    pairs = [(token, SPECIAL) if _is_special(token) else one(token) for token in tokens]
+    return Labels([text for text, _ in pairs], [kind for _, kind in pairs])
+
+
+def _is_special(token: str) -> bool:
+    return bool(_SPECIAL.fullmatch(token)) and not _BYTE.fullmatch(token)
+
+
+def _wordpiece(token: str) -> tuple[str, int]:
+    return (token[2:], GLUED) if token.startswith("##") and len(token) > 2 else (token, 0)
+
+
+def _sentencepiece(token: str) -> tuple[str, int]:
+    byte = _BYTE.fullmatch(token)
+    if byte:
+        return _text(bytes([int(byte[1], 16)]))
+    return token.replace("▁", " "), GLUED
+
+
+def _byte_level(token: str) -> tuple[str, int]:
+    try:
+        return _text(bytes(_BYTES[character] for character in token))
+    except KeyError:
+        return token, GLUED  # an added token, written as it is
+
+
+def _text(raw: bytes) -> tuple[str, int]:
+    try:
+        return raw.decode("utf-8"), GLUED
+    except UnicodeDecodeError:
+        return raw.hex(" "), GLUED | BYTES
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level tokenizers write for each byte."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in kept}
+    others = [byte for byte in range(256) if byte not in kept]
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()

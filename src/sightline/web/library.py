@@ -1,0 +1,107 @@
+"""The runs a server has: those it made, and saved folders, which are opened when someone looks at them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sightline.web.problems import Problem
+from sightline.web.runs import Run
+
+
+@dataclass
+class Shelf:
+    """A saved run: what is known without opening it, and how to open it."""
+
+    about: dict[str, Any]
+    open: Callable[[], Run]
+
+
+class Library:
+    """At most `limit` runs are open at a time. Saved ones are closed when others need the room; made ones never are.
+
+    >>> Library(limit=8).listed()
+    []
+    """
+
+    def __init__(self, limit: int = 8) -> None:
+        self.limit = limit
+        self._shelves: OrderedDict[str, Shelf] = OrderedDict()
+        self._open: OrderedDict[str, Run] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def shelve(self, id: str, shelf: Shelf) -> None:
+        """List a saved run."""
+        with self._lock:
+            self._shelves[id] = shelf
+
+    def add(self, run: Run) -> None:
+        """Keep a run that was made here."""
+        with self._lock:
+            if run.id not in self._open:
+                self.make_room()
+            self._open[run.id] = run
+            self._open.move_to_end(run.id)
+
+    def make_room(self) -> None:
+        """See to it that one more run may be opened, or say why not."""
+        with self._lock:
+            if len(self._open) < self.limit:
+                return
+            for id in self._open:
+                if id in self._shelves:
+                    del self._open[id]
+                    return
+            raise Problem(
+                429,
+                f"{self.limit} runs are open, which is the most this server keeps",
+                expected=f"fewer than {self.limit}",
+                got=len(self._open),
+                hint="close one: DELETE /api/runs/{id}",
+                retry_after=1,
+            )
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._open or id in self._shelves
+
+    def get(self, id: str) -> Run:
+        """An open run, or a saved one, which is opened now."""
+        with self._lock:
+            if id in self._open:
+                self._open.move_to_end(id)
+                return self._open[id]
+            if id in self._shelves:
+                self.make_room()
+                run = self._shelves[id].open()
+                self._open[id] = run
+                return run
+        raise Problem(
+            404,
+            "there is no such run",
+            expected="an id out of GET /api/runs",
+            got=id[:40],
+            hint="it may have been closed, or the server started anew",
+        )
+
+    def close(self, id: str) -> None:
+        """Let go of a run. A saved folder stays on disk, and is listed again when the server starts again."""
+        with self._lock:
+            known = id in self
+            self._open.pop(id, None)
+            self._shelves.pop(id, None)
+        if not known:
+            raise Problem(404, "there is no such run", expected="an id", got=id[:40], hint="GET /api/runs")
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Every run in short, the newest first."""
+        with self._lock:
+            made = [_short(run.about()) for id, run in self._open.items() if id not in self._shelves]
+            saved = [shelf.about for shelf in self._shelves.values()]
+        return [*reversed(made), *saved]
+
+
+def _short(about: dict[str, Any]) -> dict[str, Any]:
+    return {name: about[name] for name in ("id", "model", "origin", "title", "tokens", "growing", "revision")}

@@ -1,0 +1,77 @@
+"""The strongest link of a head that is not a matter of course: not to the first token, the previous one or itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from sightline.web.overview import cells_of
+from sightline.web.pyramid import DIRECT
+
+if TYPE_CHECKING:
+    from sightline.web.overview import Overview
+    from sightline.web.view import HeadView
+
+# Cells that are looked at in one go, and bins of an overview before the search gives up.
+BAND, BINS = 1 << 20, 256
+
+
+class Link(NamedTuple):
+    """A query, a key, and the weight between them."""
+
+    query: int
+    key: int
+    weight: float
+
+
+def strongest_link(view: HeadView, special: np.ndarray | None = None) -> Link | None:
+    """The strongest link that is neither first-token, previous nor self; of equal ones the first.
+
+    `special` marks keys that are no words, such as [SEP]; None if there is no such link, or it is not known.
+
+    >>> import sightline as sl, torch
+    >>> from sightline.web.view import HeadView
+    >>> strongest_link(HeadView(sl.look(torch.eye(4)[None], torch.eye(4)[[2, 3, 0, 1]][None], scale=9.0)))
+    Link(query=0, key=2, weight=0.99...)
+    """
+    if view.exact and view.queries * view.keys <= DIRECT:
+        step = max(1, BAND // view.keys)
+        bands = [slice(start, min(start + step, view.queries)) for start in range(0, view.queries, step)]
+        found = [_largest(view, band, slice(0, view.keys), special) for band in bands]
+        return max((link for link in found if link), key=lambda link: link.weight, default=None)
+    for overview in (view.pyramid.fine, view.pyramid.stored):
+        if view.exact and overview is not None and overview.complete:
+            return _best_first(view, overview, special)
+    return None
+
+
+def _best_first(view: HeadView, overview: Overview, special: np.ndarray | None) -> Link | None:
+    """Look into the bins with the largest maxima until no other bin can hold a stronger link."""
+    order = np.argsort(-overview.maxima, axis=None, kind="stable")
+    best: Link | None = None
+    for place in order[:BINS]:
+        i, j = divmod(int(place), overview.maxima.shape[1])
+        if best is not None and overview.maxima[i, j] <= best.weight:
+            break
+        rows = cells_of(slice(i, i + 1), overview.levels[0], view.queries)
+        columns = cells_of(slice(j, j + 1), overview.levels[1], view.keys)
+        found = _largest(view, rows, columns, special)
+        if found is not None and (best is None or found.weight > best.weight):
+            best = found
+    return best
+
+
+def _largest(view: HeadView, rows: slice, columns: slice, special: np.ndarray | None) -> Link | None:
+    weights = np.nan_to_num(view.tile(rows, columns), nan=0.0)
+    # Query i stands at key i + keys - queries.
+    place = np.arange(rows.start, rows.stop)[:, None] + view.keys - view.queries
+    key = np.arange(columns.start, columns.stop)
+    plain = (key == 0) | (key == place) | (key == place - 1)
+    if special is not None:
+        plain |= special[columns]
+    weights = np.where(plain, 0.0, weights)
+    spot = int(weights.argmax())
+    query, column = divmod(spot, weights.shape[1])
+    weight = float(weights[query, column])
+    return Link(rows.start + query, columns.start + column, weight) if weight > 0 else None

@@ -1,0 +1,188 @@
+"""A whole map in few bins: sums and maxima in power-of-two bins, filled patch by patch.
+
+The same walk over a patch also adds to the head's tracks, the entropy of each query and what each key received, so
+one pass over the map gives everything the first view shows.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums
+from sightline.lens.geometry import axis
+from sightline.lens.requests import Picture
+from sightline.lens.walk import walk
+
+if TYPE_CHECKING:
+    from sightline.lens import Sight
+
+# Cells of one step of work, each way: about 30 ms on one core, so that nobody waits long for a thread.
+PATCH = 2048
+FINE, COARSE = 2048, 512
+
+
+def overview_level(length: int, bins: int) -> int:
+    """The lowest level at which an axis has at most `bins` bins.
+
+    >>> overview_level(65_536, 2048)
+    5
+    """
+    return max(0, math.ceil(math.log2(max(length, 1) / bins)))
+
+
+def bins_of(length: int, level: int) -> int:
+    """How many bins of 2^level cells an axis has; the last one is ragged.
+
+    >>> bins_of(1000, 8)
+    4
+    """
+    return -(-length // (1 << level))
+
+
+def cells_of(bins: slice, level: int, length: int) -> slice:
+    """The cells of some bins.
+
+    >>> cells_of(slice(3, 4), 8, 1000)
+    slice(768, 1000, None)
+    """
+    return slice(bins.start << level, min(bins.stop << level, length))
+
+
+class Overview:
+    """Sums and maxima of a map at one pair of levels, with what is known so far."""
+
+    def __init__(self, queries: int, keys: int, levels: tuple[int, int]) -> None:
+        self.queries, self.keys, self.levels = queries, keys, levels
+        shape = bins_of(queries, levels[0]), bins_of(keys, levels[1])
+        self.sums = np.zeros(shape, np.float32)
+        self.maxima = np.zeros(shape, np.float32)
+        self.has_maxima = True  # a saved one may hold sums alone
+        self.patch = (max(PATCH >> levels[0], 1), max(PATCH >> levels[1], 1))
+        self.done = np.zeros([-(-n // p) for n, p in zip(shape, self.patch, strict=True)], bool)
+        self.rows: dict[str, Tensor] = {}
+        self.received: Tensor | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.done.all())
+
+    @property
+    def nbytes(self) -> int:
+        return self.sums.nbytes + self.maxima.nbytes
+
+    def missing(self, rows: slice, columns: slice) -> list[tuple[int, int]]:
+        """The patches of a rectangle of bins that are not known yet."""
+        height, width = self.patch
+        inside = self.done[
+            rows.start // height : -(-rows.stop // height), columns.start // width : -(-columns.stop // width)
+        ]
+        first = rows.start // height, columns.start // width
+        return [(first[0] + int(i), first[1] + int(j)) for i, j in np.argwhere(~inside)]
+
+    def all_missing(self) -> Iterator[tuple[int, int]]:
+        """Every patch that is not known yet, coarsest questions first: the map fills evenly instead of from the top."""
+        height, width = self.done.shape
+        order = sorted((_bit_reversed(i), _bit_reversed(j), i, j) for i in range(height) for j in range(width))
+        return ((i, j) for _, _, i, j in order if not self.done[i, j])
+
+    def fill(self, sight: Sight, i: int, j: int) -> None:
+        """Compute one patch from q and k. Any thread may, in any order."""
+        if self.done[i, j]:
+            return
+        bins = [
+            slice(n * size, min((n + 1) * size, total))
+            for n, size, total in zip((i, j), self.patch, self.sums.shape, strict=True)
+        ]
+        call = sight._call
+        spans = cells_of(bins[0], self.levels[0], self.queries), cells_of(bins[1], self.levels[1], self.keys)
+        axes = [axis(span, None, 1 << level) for span, level in zip(spans, self.levels, strict=True)]
+        sums, maxima = (Pixels(call, axes[0], axes[1], largest=largest) for largest in (False, True))
+        rows, received = RowSums(call, {"entropy"}, sight._row), Received(call, None)
+        parts: list[Accumulator] = [sums, maxima, rows, received]
+        with torch.no_grad():
+            walk(call, sight._row, parts, *spans, align=(1 << self.levels[0], 1 << self.levels[1]))
+        with self._lock:
+            if self.done[i, j]:
+                return
+            self.sums[bins[0], bins[1]] = sums.grid[0].numpy()
+            self.maxima[bins[0], bins[1]] = maxima.grid[0].numpy()
+            for name, values in rows.sums.items():
+                mine = self.rows.setdefault(name, torch.zeros_like(values, dtype=torch.float64))
+                mine[..., spans[0]] += values[..., spans[0]]
+            if self.received is None:
+                self.received = torch.zeros_like(received.total, dtype=torch.float64)
+            self.received[..., spans[1]] += received.total[..., spans[1]]
+            self.done[i, j] = True
+
+    def tracks(self, sight: Sight) -> tuple[np.ndarray, np.ndarray] | None:
+        """The entropy of every query and what every key received, once the whole map has been walked over."""
+        if not self.complete or self.received is None:
+            return None
+        gather = RowSums(sight._call, {"entropy"}, sight._row)
+        gather.sums = dict(self.rows)
+        entropy = gather.result()["entropy"][0].to(torch.float32).numpy()
+        return entropy, self.received[0].to(torch.float32).numpy()
+
+    def pooled(self, levels: tuple[int, int], rows: slice, columns: slice, largest: bool) -> np.ndarray:
+        """Bins of the same or a higher level: sums of sums in double precision, maxima of maxima."""
+        values = self.maxima if largest else self.sums
+        factors = [1 << (level - own) for level, own in zip(levels, self.levels, strict=True)]
+        values = values[
+            rows.start * factors[0] : rows.stop * factors[0], columns.start * factors[1] : columns.stop * factors[1]
+        ]
+        for dim, factor in enumerate(factors):
+            if factor > 1:
+                starts = np.arange(0, values.shape[dim], factor)
+                if largest:
+                    values = np.maximum.reduceat(values, starts, axis=dim)
+                else:
+                    values = np.add.reduceat(values, starts, axis=dim, dtype=np.float64)
+        return values
+
+
+def stored(sight: Sight) -> Overview | None:
+    """The finest overview that came with a sight: its kept pictures of the whole map with power-of-two cells."""
+    queries, keys = sight.shape[-2:]
+    best: Overview | None = None
+    for request, sums in sight._kept.items():
+        if not isinstance(request, Picture) or request != Picture(cell=request.cell, reduce="sum"):
+            continue
+        if request.cell is None or any(n & (n - 1) for n in request.cell):
+            continue
+        levels = request.cell[0].bit_length() - 1, request.cell[1].bit_length() - 1
+        if best is None or levels < best.levels:
+            largest = sums if levels == (0, 0) else sight._kept.get(Picture(cell=request.cell, reduce="max"))
+            best = Overview(queries, keys, levels)
+            best.sums = sums[0].to("cpu", torch.float32).numpy()
+            best.has_maxima = largest is not None
+            best.maxima = best.sums if largest is None else largest[0].to("cpu", torch.float32).numpy()
+            best.done[:] = True
+    return best
+
+
+def pictures(queries: int, keys: int, maps: int, budget: int = 256 << 20) -> list[Picture]:
+    """What a run should compute of every head so that the explorer's first view is there at once.
+
+    Short maps are quickly computed anew and need only thumbnails; long ones get up to 512 bins a side, fewer where
+    `maps` of them would take more than `budget` bytes.
+
+    >>> [p.cell for p in pictures(65_536, 65_536, maps=16)]
+    [(128, 128), (128, 128)]
+    """
+    bins = COARSE if queries * keys > 1 << 24 else 128
+    while bins > 64 and maps * bins * bins * 8 > budget:
+        bins //= 2
+    cell = (1 << overview_level(queries, bins), 1 << overview_level(keys, bins))
+    return [Picture(cell=cell, reduce="sum"), Picture(cell=cell, reduce="max")]
+
+
+def _bit_reversed(n: int) -> int:
+    return int(f"{n:016b}"[::-1], 2)

@@ -1,0 +1,102 @@
+"""What goes wrong, as JSON: `{error, expected, got, try}` and the right status, whatever it was."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from sightline.errors import MissingExtraError, SightFileError, SightlineError, TooLargeError
+
+log = logging.getLogger("sightline.web")
+
+
+class Problem(Exception):
+    """An answer that is not the one that was hoped for.
+
+    >>> Problem(404, "no such run", expected="one of a, b", got="c", hint="GET /api/runs").body["try"]
+    'GET /api/runs'
+    """
+
+    def __init__(
+        self, status: int, error: str, *, expected: object, got: object, hint: str, retry_after: int | None = None
+    ) -> None:
+        super().__init__(error)
+        self.status = status
+        self.body = {"error": error, "expected": str(expected), "got": str(got), "try": hint}
+        self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, {**self.headers, "Cache-Control": "no-store"})
+
+
+def from_error(error: SightlineError) -> Problem:
+    """One of Sightline's own errors, whose text has the same four parts.
+
+    >>> from sightline.errors import InputError, explain
+    >>> from_error(InputError(explain("no", expected="a", got="b", hint="c"))).body
+    {'error': 'no', 'expected': 'a', 'got': 'b', 'try': 'c'}
+    """
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    parts = {"expected": "", "got": "", "try": ""}
+    for line in rest:
+        name, _, value = line.strip().partition(": ")
+        if name in parts:
+            parts[name] = value
+    status = 413 if isinstance(error, TooLargeError) else 501 if isinstance(error, MissingExtraError) else 422
+    status = 500 if isinstance(error, SightFileError) else status
+    return Problem(status, first, expected=parts["expected"], got=parts["got"], hint=parts["try"])
+
+
+def install(app: FastAPI) -> None:
+    """Give an application these answers for everything that can go wrong in it."""
+
+    @app.exception_handler(Problem)
+    async def problem(request: Request, error: Problem) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(SightlineError)
+    async def ours(request: Request, error: SightlineError) -> JSONResponse:
+        return from_error(error).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return _invalid(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        what = "there is nothing here" if error.status_code == 404 else str(error.detail)
+        return Problem(
+            error.status_code,
+            what,
+            expected="one of the paths in /api/docs",
+            got=f"{request.method} {request.url.path}"[:200],
+            hint="GET /api/docs",
+        ).response()
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s", request.method, request.url.path, exc_info=error)
+        return Problem(
+            500,
+            "this is a mistake of the server's",
+            expected="an answer",
+            got=type(error).__name__,
+            hint="the server's own output says more; the next request is not affected",
+        ).response()
+
+
+def _invalid(errors: Any) -> Problem:
+    first = errors[0] if errors else {}
+    where = ".".join(str(part) for part in first.get("loc", ()) if part not in ("path", "query", "body"))
+    return Problem(
+        422,
+        f"{where or 'the request'} cannot be understood",
+        expected=str(first.get("msg", "another value"))[:200],
+        got=repr(first.get("input"))[:200],
+        hint="GET /api/docs",
+    )

@@ -1,0 +1,167 @@
+"""Runs: what a model attended to on one text, as the explorer serves it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from sightline.lens import Sight
+from sightline.web import labels
+from sightline.web.cache import Cache
+from sightline.web.head import one_head
+from sightline.web.labels import Labels
+from sightline.web.problems import Problem
+from sightline.web.view import HeadView
+
+
+class Account(Protocol):
+    """What a run is made of; a `Seen` of `sl.watch` is one."""
+
+    @property
+    def layers(self) -> Sequence[str]: ...
+
+    def __getitem__(self, name: str) -> Sight: ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer, by the path of its module."""
+
+    index: int
+    name: str
+    heads: int
+    queries: int
+    keys: int
+    cross: bool
+    exact: bool
+    causal: bool
+    normalizer: str
+
+
+@dataclass
+class Run:
+    """One text of one account, with everything that is served of it."""
+
+    id: str
+    account: Account
+    tokens: Sequence[str]
+    memory: Sequence[str] | None = None
+    batch: int = 0
+    model: str | None = None
+    text: str | None = None
+    origin: str = "run"
+    revision: int = 0
+    growing: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+    layers: list[Layer] = field(init=False)
+    labels: Labels = field(init=False)
+    memory_labels: Labels | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._views: Cache[HeadView] = Cache(limit=256 << 20)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the account again: a run that grows has new rows."""
+        self.layers = [_layer(i, name, self.account[name], self.memory) for i, name in enumerate(self.account.layers)]
+        self.labels = labels.read(self.tokens)
+        self.memory_labels = None if self.memory is None else labels.read(self.memory)
+        self._views.forget(lambda key: True)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What names this state of the run among everything that is kept."""
+        return self.id, self.revision
+
+    def layer(self, index: int) -> Layer:
+        """A layer by its number."""
+        if not 0 <= index < len(self.layers):
+            raise Problem(
+                404,
+                "there is no such layer",
+                expected=f"0 to {len(self.layers) - 1}",
+                got=index,
+                hint=f"GET /api/runs/{self.id}",
+            )
+        return self.layers[index]
+
+    def view(self, layer: int, head: int) -> HeadView:
+        """One head. Few are kept at a time: an opened one may hold an overview of up to 32 MiB."""
+        about = self.layer(layer)
+        if not 0 <= head < about.heads:
+            raise Problem(
+                404,
+                "there is no such head",
+                expected=f"0 to {about.heads - 1} in layer {layer}",
+                got=head,
+                hint=f"GET /api/runs/{self.id}",
+            )
+        key = (layer, head)
+        with self._lock:
+            view = self._views.get(key)
+            if view is None:
+                view = HeadView(one_head(self.account[about.name], self.batch, head))
+                self._views.put(key, view, view.pyramid.nbytes + (1 << 16))
+            return view
+
+    def key_labels(self, layer: Layer) -> Labels:
+        """The labels of a layer's keys."""
+        return self.memory_labels if layer.cross and self.memory_labels is not None else self.labels
+
+    def special_keys(self, layer: Layer) -> np.ndarray:
+        """Which keys are special tokens."""
+        kinds = np.array(self.key_labels(layer).kinds[: layer.keys], dtype=np.int64)
+        kinds = np.pad(kinds, (0, max(0, layer.keys - len(kinds))))
+        return (kinds & labels.SPECIAL) > 0
+
+    def about(self) -> dict[str, Any]:
+        """The run as JSON."""
+        text = self.text if self.text is not None else _joined(self.labels)
+        return {
+            "id": self.id,
+            "model": self.model,
+            "origin": self.origin,
+            "title": text[:80],
+            "text": text[:20_000],
+            "tokens": len(self.tokens),
+            "memory_tokens": None if self.memory is None else len(self.memory),
+            "layers": [vars(layer) for layer in self.layers],
+            "revision": self.revision,
+            "growing": self.growing,
+            **self.extra,
+        }
+
+
+def _layer(index: int, name: str, sight: Sight, memory: Sequence[str] | None) -> Layer:
+    call = sight._call
+    heads = 1 if len(sight.shape) == 2 else sight.shape[-3]
+    queries, keys = sight.shape[-2:]
+    cross = memory is not None and keys == len(memory) and (queries != keys or "cross" in name)
+    mask = "" if call.mask is None else repr(call.mask)
+    return Layer(index, name, heads, queries, keys, cross, call.q is not None, "causal()" in mask, call.normalizer.name)
+
+
+def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mapping[str, Any]) -> str:
+    """A name made of what a run holds, so that an address or a cached tile never means another run."""
+    digest = hashlib.sha256(json.dumps([list(tokens), batch, dict(about)], sort_keys=True, default=str).encode())
+    for name in account.layers:
+        sight = account[name]
+        digest.update(f"{name} {sight.shape} {sight._call.normalizer.name} {sight._call.mask}".encode())
+        rows = sight._row.flatten()
+        digest.update(rows[:: max(1, rows.numel() // 4096)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _joined(tokens: Labels) -> str:
+    parts: list[str] = []
+    for text, kind in zip(tokens.texts[:4000], tokens.kinds[:4000], strict=True):
+        if not kind & labels.SPECIAL:
+            parts.append(text if kind & labels.GLUED or not parts else f" {text}")
+    return "".join(parts).strip()

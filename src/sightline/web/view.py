@@ -1,0 +1,201 @@
+"""One head as the explorer asks about it: rows, columns, cells, tracks, and its strongest links, as plain numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sightline.attention.tiles import Columns, scaled_rows, score_tile
+from sightline.errors import InputError, explain
+from sightline.lens.requests import Top
+from sightline.web.pyramid import DIRECT, Pyramid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sightline.lens import Sight
+
+# A rectangle that is looked at cell by cell for its maximum; a bin of the highest level is no larger.
+PEEK = 1 << 22
+
+
+class HeadView:
+    """Answers about one head, from the sight of that head alone.
+
+    >>> import sightline as sl
+    >>> view = HeadView(sl.look(torch.eye(3)[None], torch.eye(3)[None], scale=9.0))
+    >>> view.row([1]).round(3).tolist()
+    [0.0, 1.0, 0.0]
+    """
+
+    def __init__(self, sight: Sight) -> None:
+        self.sight = sight
+        self.queries, self.keys = sight.shape[-2:]
+        self.pyramid = Pyramid(sight)
+
+    @property
+    def exact(self) -> bool:
+        """Whether any cell can be told: q and k were kept, or the map is small and was kept whole."""
+        return self.pyramid.exact or self._whole is not None
+
+    @property
+    def _whole(self) -> np.ndarray | None:
+        stored = self.pyramid.stored
+        return stored.sums if stored is not None and stored.levels == (0, 0) else None
+
+    def row(self, queries: Sequence[int]) -> np.ndarray:
+        """The rows of some queries, added up; NaN for a key that none of them may see."""
+        self.inside("query", queries, self.queries)
+        return self._strip([(slice(q, q + 1), slice(0, self.keys)) for q in queries], 0)
+
+    def column(self, keys: Sequence[int]) -> np.ndarray:
+        """The columns of some keys, added up; NaN for a query that may see none of them."""
+        self.inside("key", keys, self.keys)
+        return self._strip([(slice(0, self.queries), slice(k, k + 1)) for k in keys], 1)
+
+    def tracks(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The entropy of every query and what every key received; None while that is being computed."""
+        kept = self.sight._kept
+        if ("entropy" in kept and "received" in kept) or (self.pyramid.exact and self.queries * self.keys <= DIRECT):
+            self.sight.prepare("entropy", "received")
+            return _plain(self.sight.entropy[0]), _plain(self.sight.received()[0])
+        if self.pyramid.fine is not None:
+            return self.pyramid.fine.tracks(self.sight)
+        raise _not_kept("entropy and received")
+
+    def cell(self, query: int, key: int) -> dict[str, Any]:
+        """One cell: its weight and score, its rank in the row, and the entropy of the row."""
+        self.inside("query", [query], self.queries)
+        self.inside("key", [key], self.keys)
+        row = self.row([query])
+        weight = float(row[key])
+        found: dict[str, Any] = {"query": query, "key": key, "visible": weight == weight, "weight": _number(weight)}
+        if weight == weight:
+            seen = row[~np.isnan(row)]
+            before = np.count_nonzero(row[:key] == weight)
+            found["rank"] = int(np.count_nonzero(seen > weight) + before + 1)
+            found["of"] = len(seen)
+            if self.pyramid.exact:
+                found["score"] = _number(self._score(query, key))
+        found["entropy"] = _number(_entropy(row))
+        return found
+
+    def patch(self, rows: slice, columns: slice) -> dict[str, Any]:
+        """A rectangle: the mean over its visible cells, its largest weight, and where that is."""
+        for name, span, length in (("rows", rows, self.queries), ("cols", columns, self.keys)):
+            if not 0 <= span.start < span.stop <= length:
+                raise InputError(
+                    explain(
+                        f"the {name} are not a part of the map",
+                        expected=f"start:stop inside 0:{length}",
+                        got=f"{span.start}:{span.stop}",
+                        hint=f"{name}=0:{min(length, 64)}",
+                    )
+                )
+        cells = (rows.stop - rows.start) * (columns.stop - columns.start)
+        if cells > PEEK:
+            raise InputError(
+                explain(
+                    "this rectangle is too large to look at cell by cell",
+                    expected=f"at most {PEEK:,} cells",
+                    got=f"{cells:,}",
+                    hint="a smaller rectangle, or a tile of a higher level",
+                )
+            )
+        weights = self.tile(rows, columns)
+        seen = ~np.isnan(weights)
+        found: dict[str, Any] = {"visible": int(seen.sum()), "cells": cells}
+        if found["visible"]:
+            place = int(np.nanargmax(weights))
+            query, key = divmod(place, weights.shape[1])
+            found |= {
+                "mean": float(weights[seen].mean(dtype=np.float64)),
+                "max": float(weights.flat[place]),
+                "at": [rows.start + query, columns.start + key],
+            }
+        return found
+
+    def strongest(self, query: int, n: int) -> list[tuple[int, float]]:
+        """The `n` strongest keys of a query; of equal weights the lower key first."""
+        self.inside("query", [query], self.queries)
+        kept = [request for request in self.sight._kept if isinstance(request, Top) and request.n >= n]
+        if not self.exact and kept:
+            keys, weights = (part[0, query].tolist() for part in self.sight._kept[kept[0]])
+            return [(key, weight) for key, weight in zip(keys, weights, strict=True) if key >= 0][:n]
+        row = np.nan_to_num(self.row([query]), nan=-1.0)
+        order = np.argsort(-row, kind="stable")[:n]
+        return [(int(key), float(row[key])) for key in order if row[key] >= 0]
+
+    def _strip(self, spans: Sequence[tuple[slice, slice]], dim: int) -> np.ndarray:
+        total = np.full(self.keys if dim == 0 else self.queries, np.nan, np.float64)
+        for rows, columns in spans:
+            part = self.tile(rows, columns).ravel()
+            total = np.where(np.isnan(part), total, np.nan_to_num(total) + part)
+        return total.astype(np.float32)
+
+    def tile(self, rows: slice, columns: slice) -> np.ndarray:
+        """Exact weights, NaN where hidden."""
+        if self.pyramid.exact:
+            weights = _plain(self.sight.tile(rows, columns)[0])
+        elif self._whole is not None:
+            weights = self._whole[rows, columns]
+        else:
+            raise _not_kept("a row or a cell")
+        mask = self.sight._call.mask
+        if mask is not None:
+            seen = mask.tile(rows, columns, self.queries, self.keys, self.sight.device).expand(weights.shape)
+            weights = np.where(seen.cpu().numpy(), weights, np.float32(np.nan))
+        return weights
+
+    def _score(self, query: int, key: int) -> float:
+        """The score of a cell: scaled, capped, with its bias."""
+        rows, columns = slice(query, query + 1), Columns(slice(key, key + 1), False)
+        with torch.no_grad():
+            tile = score_tile(self.sight._call, scaled_rows(self.sight._call, rows), rows, columns)
+        return float(tile.scores.item())
+
+    def inside(self, name: str, places: Sequence[int], length: int) -> None:
+        """Raise unless all of these positions exist."""
+        for place in places:
+            if not 0 <= place < length:
+                raise InputError(
+                    explain(
+                        f"there is no such {name}",
+                        expected=f"0 to {length - 1}",
+                        got=place,
+                        hint="positions count from 0",
+                    )
+                )
+        if not places:
+            raise InputError(explain(f"no {name} was named", expected="one or more", got="none", hint="e.g. q=9,12"))
+
+
+def _entropy(row: np.ndarray) -> float:
+    weights = row[~np.isnan(row)].astype(np.float64)
+    total = weights.sum()
+    if not total > 0:
+        return 0.0
+    weights = weights[weights > 0] / total
+    return float(-(weights * np.log(weights)).sum())
+
+
+def _number(x: float) -> float | None:
+    """A number that JSON can hold."""
+    return x if np.isfinite(x) else None
+
+
+def _plain(x: torch.Tensor) -> np.ndarray:
+    return x.to("cpu", torch.float32).numpy()
+
+
+def _not_kept(what: str) -> InputError:
+    return InputError(
+        explain(
+            f"{what} needs q and k, which were not kept",
+            expected="a run that kept q and k",
+            got="a run without them",
+            hint="sl.watch(model, keep_qk=True)",
+        )
+    )
