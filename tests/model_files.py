@@ -133,9 +133,9 @@ def write_gguf(
         add.get(type(value), writer.add_array)(key, value)
     for name, tensor in tensors.items():
         numbers = tensor.float().numpy()
-        if "q_proj" in name:
+        if "q_proj" in name and architecture == "llama":
             numbers = turned(numbers, config["num_attention_heads"])
-        elif "k_proj" in name:
+        elif "k_proj" in name and architecture == "llama":
             numbers = turned(numbers, config["num_key_value_heads"])
         used = kind if numbers.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quants.quantize(numbers, used), raw_dtype=used)

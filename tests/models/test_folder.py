@@ -157,6 +157,21 @@ def test_links_out_of_a_snapshot_are_refused(tmp_path: Path) -> None:
         open_checkpoint(snapshot)
 
 
+def test_small_files_are_looked_for_inside_of_the_folder_only(tmp_path: Path) -> None:
+    """Files of the checkpoint say where others are (modules.json of sentence-transformers): that may be a lie."""
+    folder = write_folder(tmp_path / "model", llama_tensors())
+    (tmp_path / "secret.json").write_text('{"a": 1}')
+    (folder / "inside").mkdir()
+    (folder / "inside" / "x.json").write_text("[1]")
+    (folder / "link").symlink_to(tmp_path)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.beside("inside/x.json") == [1]
+    assert checkpoint.beside("nowhere/x.json") is None
+    for name in ("../secret.json", str(tmp_path / "secret.json"), "inside/../../secret.json", "link/secret.json"):
+        with pytest.raises(CheckpointError, match="leads out of the folder"):
+            checkpoint.beside(name)
+
+
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n")

@@ -138,6 +138,25 @@ def test_biases_are_turned_back_too(tmp_path: Path) -> None:
         assert torch.equal(checkpoint.read(name), tensor), name
 
 
+def test_qwen2_keeps_its_rows_and_has_biases(tmp_path: Path) -> None:
+    tensors = {**llama_tensors()}
+    for layer in range(2):
+        for part, rows in (("q", 32), ("k", 16), ("v", 16)):
+            tensors[f"model.layers.{layer}.self_attn.{part}_proj.bias"] = torch.randn(rows)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "x.gguf", tensors, architecture="qwen2"))
+    assert checkpoint.config["model_type"] == "qwen2"
+    assert checkpoint.config["num_key_value_heads"] == 2
+    assert checkpoint.config["attention_bias"] is False  # which would be one for the output as well
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.read(name), tensor), name
+
+
+def test_a_llama_with_a_window_is_a_mistral(tmp_path: Path) -> None:
+    settings = {"llama.attention.sliding_window": 16}
+    config = open_checkpoint(write_gguf(tmp_path / "x.gguf", llama_tensors(), settings=settings)).config
+    assert (config["model_type"], config["sliding_window"]) == ("mistral", 16)
+
+
 # Rotary scalings
 
 

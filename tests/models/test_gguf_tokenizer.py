@@ -174,6 +174,8 @@ def test_no_space_in_front_where_the_file_says_so(tmp_path: Path) -> None:
     "settings, message",
     [
         (byte_settings(model="unigram"), "the kind 'unigram'"),
+        (byte_settings(model=["gpt2"]), "the kind ['gpt2']"),
+        (byte_settings(pre=["gpt-2"]), "the rule ['gpt-2']"),
         (byte_settings(pre="falcon"), "the rule 'falcon' for splitting a text"),
         (byte_settings(merges=["a z z"]), "cannot be understood"),
         (byte_settings(merges=["a 日"]), "cannot be understood"),
@@ -181,9 +183,10 @@ def test_no_space_in_front_where_the_file_says_so(tmp_path: Path) -> None:
         (byte_settings(merges=[1, 2]), "a list of str"),
         (byte_settings(tokens=[1, 2]), "a list of str"),
         (byte_settings(token_type=[1, 3]), "2 of tokenizer.ggml.token_type"),
-        (byte_settings(bos_token_id=9999, add_bos_token=True), "cannot be understood"),
+        (byte_settings(bos_token_id=9999, add_bos_token=True), "bos_token_id 9999, of 260 tokens"),
         (piece_settings(scores=None), "tokenizer.ggml.scores"),
-        (piece_settings(unknown_token_id=9999), "cannot be understood"),
+        (piece_settings(unknown_token_id=9999), "unknown_token_id 9999"),
+        (piece_settings(unknown_token_id="<unk>"), "unknown_token_id <unk>"),
     ],
 )
 def test_what_is_not_known_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

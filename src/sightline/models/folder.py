@@ -96,8 +96,9 @@ def find(folder: Path, name: str) -> Path:
             got=_listing(folder),
             hint="give the folder in which config.json lies",
         )
-    inside = {path.parent.resolve(), *(part.parent / "blobs" for part in folder.parents if part.name == "snapshots")}
-    if path.resolve().parent not in inside:
+    parent = path.parent.resolve()
+    inside = {parent, *(part.parent / "blobs" for part in folder.parents if part.name == "snapshots")}
+    if not parent.is_relative_to(folder) or path.resolve().parent not in inside:
         raise refused(
             f"{name} in {folder} is a link that leads out of the folder",
             expected="a file, or a link into the blobs of a hub cache",

@@ -1,4 +1,4 @@
-"""The keys of config.json, from the settings of a GGUF file of the Llama family."""
+"""The keys of config.json, from the settings of a GGUF file of the Llama family: `llama.*` or `qwen2.*`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ FREQUENCIES = "rope_freqs.weight"
 
 def config_from_gguf(checkpoint: GGUFCheckpoint, header: GGUFHeader) -> dict[str, Any]:
     """What config.json would say; anything that would change the numbers and is not understood is refused."""
-    say = _Settings(checkpoint.source, header)
+    family = header.get("general.architecture")
+    say = _Settings(checkpoint.source, header, family)
     heads, width = say.count("attention.head_count"), say.count("embedding_length")
     kv_heads = say.count("attention.head_count_kv", heads)
     dim = say.count("attention.key_length", max(1, width // heads))
@@ -35,8 +36,10 @@ def config_from_gguf(checkpoint: GGUFCheckpoint, header: GGUFHeader) -> dict[str
     _check_rows(checkpoint, ".q_proj.", heads * dim)
     _check_rows(checkpoint, ".k_proj.", kv_heads * dim)
     theta = say.number("rope.freq_base", 10000.0)
+    window = say.get("attention.sliding_window")
     return {
-        "model_type": "llama",
+        # llama.cpp calls Mistral a Llama too; what it does differently is the window.
+        "model_type": "mistral" if window and family == "llama" else family,
         "hidden_size": width,
         "intermediate_size": say.count("feed_forward_length"),
         "num_hidden_layers": say.count("block_count"),
@@ -49,10 +52,10 @@ def config_from_gguf(checkpoint: GGUFCheckpoint, header: GGUFHeader) -> dict[str
         "rope_theta": theta,
         "rope_scaling": _scaling(checkpoint, say, dim, theta),
         "hidden_act": "silu",
-        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in checkpoint,
+        "attention_bias": family == "llama" and "model.layers.0.self_attn.q_proj.bias" in checkpoint,
         "mlp_bias": "model.layers.0.mlp.up_proj.bias" in checkpoint,
         "tie_word_embeddings": "lm_head.weight" not in checkpoint,
-        "sliding_window": header.get("llama.attention.sliding_window"),
+        "sliding_window": window,
         "bos_token_id": header.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": header.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": header.get("tokenizer.ggml.padding_token_id"),
@@ -69,7 +72,7 @@ def _check_rows(checkpoint: GGUFCheckpoint, part: str, rows: int) -> None:
 
 def _scaling(checkpoint: GGUFCheckpoint, say: _Settings, dim: int, theta: float) -> dict[str, Any] | None:
     """The rotary scaling: from the settings, or from a tensor of factors whose formula is found again."""
-    kind = say.header.get("llama.rope.scaling.type", "none")
+    kind = say.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
         scaling = {"rope_type": kind, "factor": say.number("rope.scaling.factor")}
         if kind == "yarn":
@@ -98,13 +101,16 @@ def _scaling(checkpoint: GGUFCheckpoint, say: _Settings, dim: int, theta: float)
 
 
 class _Settings:
-    """The `llama.*` settings, asked for by name and kind."""
+    """The settings of a family, asked for by name and kind."""
 
-    def __init__(self, source: str, header: GGUFHeader) -> None:
-        self.source, self.header = source, header
+    def __init__(self, source: str, header: GGUFHeader, family: str) -> None:
+        self.source, self.header, self.family = source, header, family
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.header.get(f"{self.family}.{key}", default)
 
     def count(self, key: str, default: int | None = None) -> int:
-        value = self.header.get(f"llama.{key}", default)
+        value = self.get(key, default)
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]  # one number per layer, the same for all
         if type(value) is not int or not 1 <= value < 1 << 31:
@@ -112,7 +118,7 @@ class _Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.header.get(f"llama.{key}", default)
+        value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self._missing(key, "a finite number", value)
         return float(value)
@@ -120,7 +126,7 @@ class _Settings:
     def _missing(self, key: str, expected: str, value: object) -> Exception:
         return refused(
             f"{self.source} lacks a setting that its family needs",
-            expected=f"llama.{key} as {expected}",
+            expected=f"{self.family}.{key} as {expected}",
             got="nothing" if value is None else str(value)[:80],
             hint="convert the model again with a current llama.cpp",
         )

@@ -2,9 +2,9 @@
 
 | in the file | here |
 | --- | --- |
-| settings `llama.*` | the keys of config.json |
+| settings `llama.*`, `qwen2.*` | the keys of config.json |
 | `blk.7.attn_q.weight` | `model.layers.7.self_attn.q_proj.weight` |
-| rows of q and k with the halves of each head interleaved, as llama.cpp turns them | one half after the other |
+| Llama: rows of q and k with the halves of each head interleaved | one half after the other |
 | blocks of 32 or 256 numbers that share scales | float32, exactly what the `gguf` library makes of them |
 """
 
@@ -43,18 +43,22 @@ IN_BLOCKS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Whether llama.cpp interleaves the rows of q and k.
+TURNED = {"llama": True, "qwen2": False}
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file of the Llama family."""
+    """A GGUF file of the Llama family, also Mistral, SmolLM, Qwen2."""
 
     def __init__(self, path: Path) -> None:
         self.source = str(path)
         self._header = GGUFHeader(path)
         family = self._header.get("general.architecture")
-        if family != "llama":
-            raise self.refuse("a family that Sightline does not read from GGUF", "general.architecture llama", family)
+        if not isinstance(family, str) or family not in TURNED:
+            expected = f"general.architecture as one of {', '.join(TURNED)}"
+            raise self.refuse("a family that Sightline does not read from GGUF", expected, family)
+        self._turned = TURNED[family]
         if self._header.get("split.count", 1) != 1:
             raise self.refuse("only one part of a model", "a model in one file", "split.count above 1")
         self._tensors = self._named()
@@ -106,9 +110,9 @@ class GGUFCheckpoint(Checkpoint):
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         tensor = read_numbers(self._header.path, self._tensor(name), dtype or self.dtype(name))
-        if ".q_proj." in name:
+        if self._turned and ".q_proj." in name:
             return _halves_together(tensor, self.config["num_attention_heads"])
-        if ".k_proj." in name:
+        if self._turned and ".k_proj." in name:
             return _halves_together(tensor, self.config["num_key_value_heads"])
         return tensor
 

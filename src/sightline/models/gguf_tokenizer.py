@@ -27,7 +27,7 @@ SHORT_FORMS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 def tokenizer_from_gguf(header: GGUFHeader, source: str) -> Tokenizer:
     """The tokenizer that the settings describe, or an error that says which part is not known."""
     kind = header.get("tokenizer.ggml.model")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise _unknown(source, f"the kind {kind!r}", ", ".join(KINDS))
     tokens = _list(header, "tokens", str, source)
     types = _list(header, "token_type", int, source, len(tokens))
@@ -52,7 +52,7 @@ def _bytes(header: GGUFHeader, tokens: list[str], source: str) -> Tokenizer:
     """Byte-level merges, as GPT-2 began them."""
     library = tokenizers_library()
     rule = header.get("tokenizer.ggml.pre", "default")
-    if rule not in SPLITS:
+    if not isinstance(rule, str) or rule not in SPLITS:
         raise _unknown(source, f"the rule {rule!r} for splitting a text", ", ".join(SPLITS))
     merges = [tuple(merge.split(" ")) for merge in _list(header, "merges", str, source)]
     model = library.models.BPE(
@@ -72,11 +72,10 @@ def _pieces(header: GGUFHeader, tokens: list[str], source: str) -> Tokenizer:
     library = tokenizers_library()
     scores = _list(header, "scores", float, source, len(tokens))
     vocab = {token: number for number, token in enumerate(tokens)}
-    unknown = header.get("tokenizer.ggml.unknown_token_id")
     model = library.models.BPE(
         vocab=vocab,
         merges=_merges(vocab, dict(zip(tokens, scores, strict=True))),
-        unk_token=tokens[unknown] if unknown is not None else None,
+        unk_token=_token(header, "unknown", tokens),
         fuse_unk=True,
         byte_fallback=True,
     )
@@ -115,13 +114,22 @@ def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> N
 
 
 def _add_bos(tokenizer: Tokenizer, header: GGUFHeader, tokens: list[str], by_default: bool) -> None:
-    number = header.get("tokenizer.ggml.bos_token_id")
-    if number is None or not header.get("tokenizer.ggml.add_bos_token", by_default):
+    bos = _token(header, "bos", tokens)
+    if bos is None or not header.get("tokenizer.ggml.add_bos_token", by_default):
         return
-    bos = tokens[number]
+    number = header.get("tokenizer.ggml.bos_token_id")
     tokenizer.post_processor = tokenizers_library().processors.TemplateProcessing(
         single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, number)]
     )
+
+
+def _token(header: GGUFHeader, role: str, tokens: list[str]) -> str | None:
+    number = header.get(f"tokenizer.ggml.{role}_token_id")
+    if number is None:
+        return None
+    if type(number) is not int or not 0 <= number < len(tokens):
+        raise ValueError(f"{role}_token_id {str(number)[:40]}, of {len(tokens)} tokens")
+    return tokens[number]
 
 
 def _list(header: GGUFHeader, key: str, kind: type, source: str, length: int | None = None) -> list[Any]:
