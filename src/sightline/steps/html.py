@@ -11,7 +11,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -210,29 +210,39 @@ def heat(
 
 
 def table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", footer: Sequence[str] = ()
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str = "",
+    footer: Sequence[str] = (),
+    cards: bool = True,
+    text: Collection[int] = (),
 ) -> str:
-    """A table of cells that are HTML already; on a phone each row becomes a card with its headings beside it."""
-    plain = [heading.replace("<br>", " ") for heading in headings]
+    """A table of cells that are HTML already; `text` are the columns of words, which stand to the left.
+
+    With `cards`, each row becomes a card on a phone, with its headings beside it; else the table can be pushed aside.
+    """
+    names = [escape(_bare(heading)) for heading in headings]
+    side = [' class="text"' if i in text else "" for i in range(len(headings))]
 
     def cells(row: Sequence[str]) -> str:
         first, *rest = row
-        named = zip(plain[1:], rest, strict=True)
-        others = "".join(f'<td data-label="{escape(_bare(name))}">{cell}</td>' for name, cell in named)
+        named = zip(names[1:], side[1:], rest, strict=True)
+        others = "".join(f'<td data-label="{name}"{left}>{cell}</td>' for name, left, cell in named)
         return f'<tr><th scope="row">{first}</th>{others}</tr>'
 
-    head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
+    head = "".join(f'<th scope="col"{left}>{heading}</th>' for heading, left in zip(headings, side, strict=True))
     foot = f"<tfoot>{cells(footer)}</tfoot>" if footer else ""
     title = f"<caption>{rich_text(caption)}</caption>" if caption else ""
     body = "".join(cells(row) for row in rows)
     inner = f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}"
-    return f'<div class="wide"><table class="cards">{inner}</table></div>'
+    return f'<div class="wide"><table class="rows{" cards" if cards else ""}">{inner}</table></div>'
 
 
 def _bare(html: str) -> str:
     """A heading without its marks, for an attribute."""
     out, inside = [], False
-    for c in html.replace("<sub>", "_"):
+    for c in html.replace("<br>", " ").replace("<sub>", "_"):
         inside = (inside or c == "<") and c != ">"
         out.append("" if inside or c == ">" else c)
     return "".join(out)

@@ -184,7 +184,7 @@ def rich_heat(
                 cells.append(Text("·", style="dim"))
                 continue
             share = min(abs(x) / largest, 1.0) if abs(x) < float("inf") else 0.0
-            block = _SHADES[round(share * (len(_SHADES) - 1))]
+            block = _SHADES[max(round(share * (len(_SHADES) - 1)), share >= 0.05)]
             cells.append(Text.assemble((block * 2, "yellow" if x < 0 else "blue"), " ", weight(x, digits)))
         made.add_row(Text(_short(word), style="dim"), *cells)
     return made
