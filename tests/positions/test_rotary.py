@@ -202,3 +202,22 @@ def test_bad_inputs() -> None:
 
 def test_repr_says_how_it_was_made() -> None:
     assert repr(Rotary(8)) == "Rotary(8, base=10000.0, scaling=None, interleaved=False, rotary_dim=8)"
+
+
+@pytest.mark.parametrize("at", [None, 7, torch.tensor(3), torch.arange(5) * 2, torch.arange(10).view(2, 5)], ids=str)
+@pytest.mark.parametrize(
+    "rotary",
+    [Rotary(8), Rotary(8, interleaved=True), Rotary(8, rotary_dim=4), Rotary(8, scaling=DYNAMIC)],
+    ids=str,
+)
+def test_turns_made_once_serve_queries_and_keys(rotary: Rotary, at: object) -> None:
+    q, k = random(2, 6, 5, 8, dtype=torch.float32), random(2, 3, 5, 8, dtype=torch.float32)
+    turns = rotary.turns(at, (2,), 5, q.device, q.dtype)
+    assert torch.equal(rotary(q, at=turns), rotary(q, at=at))
+    assert torch.equal(rotary(k, at=turns), rotary(k, at=at))
+
+
+def test_turns_of_other_inputs_are_refused() -> None:
+    turns = Rotary(8).turns(None, (), 1, torch.device("cpu"), torch.float32)
+    with pytest.raises(InputError, match="turns of 5 tokens"):
+        Rotary(8)(random(2, 5, 8), at=turns)

@@ -6,11 +6,11 @@ From https://arxiv.org/abs/2104.09864. How the speed of the turning is stretched
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
 from sightline.positions.base import check_input, positive, spread, start_or_positions, whole, wide
@@ -18,7 +18,19 @@ from sightline.positions.rotary_scaling import read_scaling
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-    from torch import Tensor
+
+
+class Turns(NamedTuple):
+    """Cosines and sines of the angles of some tokens, channel by channel: `[time, dim]` or `[*batch, 1, time, dim]`.
+
+    A channel becomes cos * itself + sin * its partner, so the sine of each pair's first channel is negative.
+
+    >>> Rotary(2).turns(0, (), 1, torch.device("cpu"), torch.float32)
+    Turns(cos=tensor([[1., 1.]]), sin=tensor([[-0., 0.]]))
+    """
+
+    cos: Tensor
+    sin: Tensor
 
 
 class Rotary(nn.Module):
@@ -28,7 +40,8 @@ class Rotary(nn.Module):
     neighbours, as in GPT-J. `rotary_dim` turns only the first channels. `scaling` is `rope_scaling` or
     `rope_parameters` of a config.json, as it is (see `rotary_scaling`).
 
-    `at` is None (positions 0, 1, ...), an int (they start there), or a tensor [*batch, time], the same for all heads.
+    `at` is None (positions 0, 1, ...), an int (they start there), or a tensor [*batch, time], the same for all heads;
+    or what `turns` made of one of these, for all layers at once.
 
     >>> rotary = Rotary(64)
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
@@ -87,23 +100,54 @@ class Rotary(nn.Module):
         return self._turning.attention_factor
 
     def forward(
-        self, x: Float[Tensor, "*batch heads time dim"], at: int | Float[Tensor, "*batch time"] | None = None
+        self, x: Float[Tensor, "*batch heads time dim"], at: int | Float[Tensor, "*batch time"] | Turns | None = None
     ) -> Float[Tensor, "*batch heads time dim"]:
         *batch_heads, time, _dim = check_input("Rotary", x, f"[*batch, heads, time, {self.dim}]", self.dim)
-        where = start_or_positions(at, batch_heads[:-1], time, x.device)
-        angles = self._angles(where, time, x.device)  # [time, pairs] or [*batch, time, pairs]
+        turns = at if isinstance(at, Turns) else self.turns(at, batch_heads[:-1], time, x.device, x.dtype)
+        if turns.cos.shape[-2] != time:
+            raise InputError(
+                explain(
+                    "the turns were made for another input",
+                    expected=f"turns of {time} tokens",
+                    got=f"turns of {turns.cos.shape[-2]}",
+                    hint="at=…, or rotary.turns for this input",
+                )
+            )
+        part = x if self.rotary_dim == self.dim else x[..., : self.rotary_dim]
+        wide_part = part.to(turns.cos.dtype)
+        turned = torch.addcmul(wide_part * turns.cos, self._partners(wide_part), turns.sin).to(x.dtype)
+        return turned if part is x else torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)
+
+    def turns(
+        self,
+        at: int | Float[Tensor, "*batch time"] | None,
+        batch: Sequence[int],
+        time: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Turns:
+        """How far the channels of tokens are turned: made once, it can be the `at` of q and k of many layers.
+
+        >>> rotary, q = Rotary(64), torch.randn(2, 8, 5, 64)
+        >>> turns = rotary.turns(3, q.shape[:-3], 5, q.device, q.dtype)
+        >>> torch.equal(rotary(q, at=turns), rotary(q, at=3))
+        True
+        """
+        angles = self._angles(start_or_positions(at, batch, time, device), time, device)
         if angles.dim() > 2:
             angles = angles.unsqueeze(-3)  # the same for all heads
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = torch.promote_types(dtype, torch.float32)
         cos = (angles.cos() * self.attention_factor).to(dtype)
         sin = (angles.sin() * self.attention_factor).to(dtype)
-        turned, rest = x[..., : self.rotary_dim].to(dtype), x[..., self.rotary_dim :]
-        a, b = (turned[..., 0::2], turned[..., 1::2]) if self.interleaved else turned.chunk(2, dim=-1)
-        # a cos - b sin and b cos + a sin; addcmul saves a pass over memory for each.
-        pair = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
-        turned = torch.stack(pair, dim=-1).flatten(-2) if self.interleaved else torch.cat(pair, dim=-1)
-        turned = turned.to(x.dtype)
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        if self.interleaved:
+            return Turns(cos.repeat_interleave(2, -1), torch.stack((-sin, sin), dim=-1).flatten(-2))
+        return Turns(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+    def _partners(self, x: Tensor) -> Tensor:
+        """For each channel the one it is paired with."""
+        if self.interleaved:
+            return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return x.roll(self.rotary_dim // 2, -1)
 
     def _angles(self, where: int | Tensor, time: int, device: torch.device) -> Tensor:
         positions = spread(where, time, device)
