@@ -1,0 +1,272 @@
+"""From one attention call to its part of the account: every statistic that was asked for, in one pass.
+
+Small maps (a decoding step, a short text) are computed whole, in a few operations. Large ones go through the lens,
+tile by tile. The overview is a grid of sums (and maxima) over cells of powers of two, at most 512 a side: such grids
+can be joined and made coarser exactly, which a growing run needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.attention.tiles import Columns, scaled_rows
+from sightline.errors import InputTypeError, explain
+from sightline.lens import Picture, Sight, Top
+from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
+from sightline.lens.geometry import Axis
+from sightline.lens.requests import ROW_STATS, parse
+from sightline.lens.walk import see, walk
+from sightline.masks import Band, Mask, Padding
+from sightline.masks.base import And
+from sightline.watch.cells import weights_at
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+    from sightline.lens.requests import Request
+
+# The overview has at most this many bins a side.
+SIDE = 512
+# Cells of a map, over batch and heads, up to which it is computed whole.
+_WHOLE = 1 << 22
+
+SHARES = ("previous", "first", "same", "induction")
+DEFAULT = ("entropy", "received", "overview", "shares")
+
+
+@dataclass
+class Wanted:
+    """What is computed for every layer, read from `stats=`."""
+
+    rows: list[str] = field(default_factory=list)
+    received: bool = False
+    overview: tuple[str, ...] = ()
+    shares: bool = False
+    tops: list[Top] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def read_stats(stats: Any) -> Wanted:
+    """The statistics by name; `overview` and `shares` are those of `watch`, the others those of `sl.observe`.
+
+    >>> read_stats(("entropy", "overview")).overview
+    ('sum',)
+    """
+    if stats is None:
+        stats = DEFAULT
+    if isinstance(stats, str | Top | Picture):
+        stats = (stats,)
+    if not isinstance(stats, tuple | list | set | frozenset):
+        raise InputTypeError(
+            explain(
+                "stats is a tuple of what to compute",
+                expected="names out of entropy, max_score, distance, received, overview, overview_max, shares, "
+                "sl.Top(n), sl.Picture(…)",
+                got=type(stats).__name__,
+                hint='stats=("entropy", "received", "overview")',
+            )
+        )
+    wanted = Wanted()
+    for own, reduce in (("overview", "sum"), ("overview_max", "max")):
+        if own in stats:
+            wanted.overview += (reduce,)
+    wanted.shares = "shares" in stats
+    for request in parse([stat for stat in stats if stat not in ("overview", "overview_max", "shares")]):
+        if isinstance(request, Top):
+            wanted.tops.append(request)
+        elif isinstance(request, Picture):
+            wanted.pictures.append(request)
+        elif request == "received":
+            wanted.received = True
+        elif request in ROW_STATS:
+            wanted.rows.append(request)
+    return wanted
+
+
+def cell_for(length: int) -> int:
+    """The least power of two that puts a length into at most 512 bins.
+
+    >>> cell_for(512), cell_for(513), cell_for(131072)
+    (1, 2, 256)
+    """
+    cell = 1
+    while -(-length // cell) > SIDE:
+        cell *= 2
+    return cell
+
+
+@dataclass
+class Place:
+    """Where a call stands in its run: the row its queries begin at, its first key, and the rows so far."""
+
+    row: int
+    first_key: int
+    query_position: int  # where the first query stands among all keys; negative for cross-attention
+    repeats: Tensor | None = None  # [batch, queries]: where an induction head would look
+
+
+def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, Tensor]:
+    """Every statistic of one call, by name, on the device of the call."""
+    with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+        found = {"row": row}
+        s = call.sizes
+        cells = s.batch[0] * s.heads * s.queries * s.keys
+        rows = list(wanted.rows)
+        cross = place.query_position < 0
+        if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call.mask, s.queries):
+            rows.append("distance")
+        if cells <= _WHOLE:
+            weights = _whole(call, row, rows, wanted, place, found)
+        else:
+            weights = None
+            _by_tiles(call, row, rows, wanted, place, found)
+        if wanted.shares:
+            _shares(call, row, place, found, weights)
+        return found
+
+
+def distance_is_known(mask: Mask | None, queries: int) -> bool:
+    """Whether the mean distance follows from what each key received: no key comes after its query, none is padding."""
+    return queries == 1 or (isinstance(mask, Band) and mask.right is not None and mask.right <= 0)
+
+
+def _whole(
+    call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]
+) -> Tensor | None:
+    s = call.sizes
+    if not s.queries or not s.keys:
+        return None
+    band, span = slice(0, s.queries), slice(0, s.keys)
+    tile = see(call, row, scaled_rows(call, band), band, Columns(span, call.mask is not None))
+    parts = _accumulators(call, row, rows, wanted, place)
+    for part in parts.values():
+        part.add(tile)
+    _collect(parts, found)
+    if wanted.pictures:
+        _pictures(call, row, wanted, found)
+    return tile.weights
+
+
+def _by_tiles(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> None:
+    s = call.sizes
+    cell = (cell_for(place.row + s.queries), cell_for(place.first_key + s.keys))
+    if place.row % cell[0] or place.first_key % cell[1]:
+        # Bins that begin inside a call: the lens has no name for such pictures, its walk has.
+        parts = _accumulators(call, row, rows, wanted, place)
+        if parts:
+            walk(call, row, list(parts.values()))
+        _collect(parts, found)
+        if wanted.pictures:
+            _pictures(call, row, wanted, found)
+        return
+    overview = {reduce: Picture(cell=cell, reduce=reduce) for reduce in wanted.overview}
+    requests: list[Request] = [
+        *rows,
+        *(["received"] if wanted.received else []),
+        *wanted.tops,
+        *wanted.pictures,
+        *overview.values(),
+    ]
+    sight = Sight(call, row).prepare(*requests)
+    for name in rows:
+        found[name] = sight._kept[name]
+    if wanted.received:
+        found["received"] = sight._kept["received"]
+    for top in wanted.tops:
+        found[f"top.{top.n}.keys"], found[f"top.{top.n}.weights"] = sight._kept[top]
+    for i, picture in enumerate(wanted.pictures):
+        found[f"picture.{i}"] = sight._get(sight._resolved(picture))
+    for reduce, picture in overview.items():
+        found[f"overview.{reduce}"] = sight._kept[picture]
+
+
+def _pictures(call: Call, row: Tensor, wanted: Wanted, found: dict[str, Tensor]) -> None:
+    sight = Sight(call, row).prepare(*wanted.pictures)
+    for i, picture in enumerate(wanted.pictures):
+        found[f"picture.{i}"] = sight._get(sight._resolved(picture))
+
+
+def _accumulators(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place) -> dict[str, Accumulator]:
+    s = call.sizes
+    parts: dict[str, Accumulator] = {}
+    if rows:
+        parts["rows"] = RowSums(call, set(rows), row)
+    if wanted.received:
+        parts["received"] = Received(call, None)
+    for top in wanted.tops:
+        parts[f"top.{top.n}"] = Strongest(call, top.n)
+    if wanted.overview:
+        vertical = bins(place.row, s.queries, cell_for(place.row + s.queries))
+        horizontal = bins(place.first_key, s.keys, cell_for(place.first_key + s.keys))
+        for reduce in wanted.overview:
+            parts[f"overview.{reduce}"] = Pixels(call, vertical, horizontal, largest=reduce == "max")
+    return parts
+
+
+def _collect(parts: dict[str, Accumulator], found: dict[str, Tensor]) -> None:
+    for name, part in parts.items():
+        result = part.result()
+        if name == "rows":
+            found.update(result)  # type: ignore[call-overload]
+        elif name.startswith("top."):
+            found[f"{name}.keys"], found[f"{name}.weights"] = result  # type: ignore[misc]
+        else:
+            found[name] = result  # type: ignore[assignment]
+
+
+def bins(start: int, length: int, cell: int) -> Axis:
+    """The bins of a stretch that begins at `start`, with edges at multiples of `cell` of the whole.
+
+    >>> bins(3, 6, 4).edges  # cells 3 to 9 of the whole: the bins 0-4, 4-8 and 8-12 hold 1, 4 and 1 of them
+    array([0, 1, 5, 6])
+    """
+    inner = np.arange(start // cell + 1, -(-(start + length) // cell)) * cell - start
+    edges = np.concatenate([[0], inner, [length]]).astype(np.int64)
+    return Axis(edges, None, cell if start % cell == 0 else 0)
+
+
+def _shares(call: Call, row: Tensor, place: Place, found: dict[str, Tensor], weights: Tensor | None) -> None:
+    """The weights of the previous, the first and the same token, and of where an induction head would look."""
+    s, device = call.sizes, call.device
+    real = real_keys(call.mask, s.keys, device)
+
+    def at(keys: Tensor) -> Tensor:
+        keys = keys.to(device).expand(s.batch[0], s.queries)
+        if weights is None:
+            return weights_at(call, row, keys)
+        index = keys.clamp(0, max(s.keys - 1, 0))[:, None, :, None].expand(-1, s.heads, -1, 1)
+        return weights.gather(-1, index)[..., 0].masked_fill((keys < 0)[:, None], 0.0)
+
+    first = torch.full((1, 1), -1 if place.first_key else 0, device=device)
+    if real is not None and s.keys:
+        begins = real.int().argmax(-1, keepdim=True)
+        first = torch.where(real[:, :1], first, begins)
+    if not s.keys:
+        return
+    found["first"] = at(first)
+    if place.query_position < 0:
+        return
+    position = torch.arange(s.queries, device=device)[None] + place.query_position - place.first_key
+    found["same"], found["previous"] = at(position), at(position - 1)
+    if place.repeats is not None:
+        keys = place.repeats.to(device)
+        found["induction"] = at(torch.where(keys >= place.first_key, keys - place.first_key, -1))
+        found["repeated"] = (keys >= 0).expand(s.batch[0], s.queries)
+    if real is not None:
+        inside = position.clamp(0, s.keys - 1).expand(real.shape[0], -1)
+        found["real"] = real.gather(-1, inside).expand(s.batch[0], s.queries)
+
+
+def real_keys(mask: Mask | None, keys: int, device: torch.device) -> Tensor | None:
+    """Which keys are real, `[batch, keys]`, if the mask says so."""
+    if isinstance(mask, Padding):
+        row = mask.tile(slice(0, 1), slice(0, keys), 1, keys, device)[..., 0, 0, :]
+        return row.reshape(-1, keys)
+    if isinstance(mask, And):
+        left, right = real_keys(mask.left, keys, device), real_keys(mask.right, keys, device)
+        return left if right is None else right if left is None else left & right
+    return None

@@ -1,0 +1,111 @@
+"""`sl.watch` and `sl.load`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sightline.errors import InputTypeError, explain
+from sightline.watch import folder as folders
+from sightline.watch.account import read_stats
+from sightline.watch.choose import HeadChoice, Heads, LayerChoice, Layers
+from sightline.watch.seen import Seen
+from sightline.watch.tokens import Reader
+from sightline.watch.watcher import Watcher
+
+
+def watch(
+    model: nn.Module,
+    layers: Layers = None,
+    keep_qk: bool | str | PathLike = False,
+    *,
+    heads: Heads = None,
+    stats: Any = None,
+    tokenizer: Any = None,
+    folder: str | PathLike | None = None,
+    fused: bool = False,
+) -> AbstractContextManager[Seen]:
+    """Look into any PyTorch model while it runs: `with sl.watch(model) as seen: model(...)`.
+
+    Attention is seen wherever the model calls `F.scaled_dot_product_attention`, `torch.nn.MultiheadAttention`,
+    `flex_attention`, `sl.attention`, or transformers' attention functions. The model is not changed, and runs on its
+    own kernels; its output is the same. One block is for one run: a forward pass, or a generation, whose prompt and
+    steps are joined into one sight that grows row by row.
+
+    Args:
+        model: any module; layers are called by their path in it.
+        layers: which ones are watched: an index (in the order in which they run), a name, a part of a path
+            (`"encoder"`), a pattern (`"*.self_attn"`), a list of these, or a function of the name. All if not given.
+        keep_qk: whether to keep q and k, in the model's dtype, so that any tile can be computed exactly later. True
+            keeps them in memory, a folder on disk. Without them a map of up to 512 x 512 is known whole, and of a
+            larger one what `stats` says.
+        heads: which heads: a number, a list, or a function of the layer's name. All if not given.
+        stats: what is computed while the model runs: names and requests as in `sl.observe`, and `"overview"` (the map
+            in at most 512 x 512 bins: sums), `"overview_max"` (maxima), `"shares"` (previous, first, same token). By
+            default entropy, received, overview and shares: what costs least and serves the explorer.
+        tokenizer: to name the tokens: one of transformers or of the tokenizers library.
+        folder: write the run there while it goes on; `sl.load(folder)` reads it at any time.
+        fused: run the watched layers of an eager transformers model on Sightline's attention: memory is then linear
+            in the context, and outputs are equal up to rounding.
+
+    Leaving the block warns if no attention was seen. Only the thread that opened the block is watched.
+
+    >>> import torch, sightline as sl
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    >>> with watch(model, layers="layers.1") as seen:
+    ...     out = model(torch.randn(1, 5, 16))
+    >>> seen.layers, seen["layers.1.self_attn"].received().shape
+    (['layers.1.self_attn'], torch.Size([1, 2, 5]))
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(
+            explain(
+                "sl.watch looks into a module",
+                expected="a torch.nn.Module",
+                got=type(model).__name__,
+                hint="sl.watch(pipeline.model)" if hasattr(model, "model") else "wrap the function in a module",
+            )
+        )
+    if isinstance(keep_qk, str | PathLike):
+        folder, keep_qk = keep_qk if folder is None else folder, True
+    elif not isinstance(keep_qk, bool):
+        raise InputTypeError(
+            explain(
+                "keep_qk says whether, or where, q and k are kept",
+                expected="True, False or a folder",
+                got=type(keep_qk).__name__,
+                hint="keep_qk=True",
+            )
+        )
+    return Watcher(
+        model,
+        LayerChoice(layers),
+        HeadChoice(heads),
+        read_stats(stats),
+        keep_qk,
+        None if folder is None else Path(folder),
+        Reader(tokenizer),
+        fused,
+    )
+
+
+def load(folder: str | PathLike) -> Seen:
+    """Read a run that was saved by `seen.save(folder)`, or is being written by `sl.watch(model, folder=…)`.
+
+    Layers are read when they are asked for. Nothing in the folder is executed; what was not written by Sightline, or is
+    damaged, is a SightFileError.
+
+    >>> import tempfile, torch
+    >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    >>> x = torch.randn(1, 5, 16)
+    >>> with watch(layer) as seen:
+    ...     _ = layer(x, x, x)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     load(seen.save(folder))[0].entropy.shape
+    torch.Size([1, 2, 5])
+    """
+    return folders.load(Path(folder))

@@ -1,0 +1,236 @@
+"""What each attention function means, in Sightline's words: one handler for each.
+
+A handler runs the call as the model would have it, takes the log-sum-exp beside the output, and tells the watches.
+The output is that of torch's own kernel, to the bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sightline.attention.call import make_call
+from sightline.errors import InputError, explain
+from sightline.lens.rows import output_and_rows, rows_only
+from sightline.masks import Band, Dense, Mask, as_mask, causal
+from sightline.masks.base import And, Or
+from sightline.watch import state
+from sightline.watch.catch import Catch
+from sightline.watch.hf_masks import LazyMask
+from sightline.watch.mods import ModBias
+from sightline.watch.portable import bias_to_four, mask_to_four
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sightline.attention.call import BiasLike, Call
+    from sightline.watch.mode import Audience
+    from sightline.watch.watcher import Looked
+
+# In names of modules that attend to another sequence than their own.
+_CROSS = ("cross", "encdec", "encoder_attn", "encoder_attention", "src_attn", "attn2")
+
+
+def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
+    """F.scaled_dot_product_attention."""
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"), args))
+    given |= kwargs
+    q, k, v, table = given["query"], given["key"], given["value"], given.get("attn_mask")
+    _refuse_nested(q, k, who)
+    queries, keys = q.shape[-2], k.shape[-2]
+    flag = bool(given.get("is_causal", False))
+    if isinstance(table, LazyMask):
+        if who.wanting:
+            return compact(who, q, k, v, table, given.get("scale"), given.get("dropout_p", 0.0))
+        given["attn_mask"] = table.written()
+    if not who.wanting:
+        who.note(position(who, queries, keys, flag if table is None else None, None), keys)
+        with state.quiet():
+            return func(**given)
+    with state.quiet(), Catch() as caught:
+        out = func(**given)
+    mask, bias, sees = _read(who, table, q, k)
+    # A table may be causal, and say nothing of it; padding alone is not.
+    said = flag if table is None else None if isinstance(mask, Dense) or bias is not None else mask == causal()
+    if flag:
+        mask = causal("start")
+    first = position(who, queries, keys, said, None)
+    who.record(look(q, k, v, mask, bias, given.get("scale"), first, row=caught.lse, sees=sees))
+    return out
+
+
+def compact(
+    who: Audience, q: Tensor, k: Tensor, v: Tensor, mask: LazyMask, scale: float | None, dropout: float, **more: Any
+) -> Tensor:
+    """Attention with a mask that stays a rule: output and account by Sightline's own functions."""
+    span = mask.span
+    k, v = k[..., : span.keys, :], v[..., : span.keys, :]
+    bias = more.pop("bias", None)
+    if bias is not None and bias.shape[-1] > span.keys:
+        bias = bias[..., : span.keys]
+    with state.quiet(compiled=True):
+        call = make_call(q, k, v, mask=mask.rule, bias=bias, scale=scale, dropout=dropout, **more)
+        out, row = output_and_rows(call, "auto")
+    first = position(who, span.queries, span.keys, None, span.first_query)
+    who.record(_looked(call, row, first, span.first_key))
+    return out
+
+
+def own(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
+    """`sl.attention`."""
+    q, k, v = (args[i] if len(args) > i else kwargs[name] for i, name in enumerate(("q", "k", "v")))
+    mask = kwargs.get("mask")
+    rule = None if mask is None else as_mask(mask)
+    is_causal = None if isinstance(rule, Band | And | Or) else False
+    first_query = position(who, q.shape[-2], k.shape[-2], is_causal, None)
+    if not who.wanting:
+        who.note(first_query, k.shape[-2])
+        with state.quiet(compiled=True):
+            return func(*args, **kwargs)
+    options = {name: value for name, value in kwargs.items() if name not in ("q", "k", "v", "backend")}
+    with state.quiet(compiled=True):
+        call = make_call(q, k, v, **options)
+        out, row = output_and_rows(call, kwargs.get("backend", "auto"))
+    who.record(_looked(call, row, first_query, 0))
+    return out[0] if q.dim() == 2 else out
+
+
+def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
+    """F.multi_head_attention_forward: what torch.nn.MultiheadAttention calls.
+
+    With need_weights it leaves the fused kernel. The model keeps what it asked for; the account is of the same call
+    without weights.
+    """
+    given = dict(zip(inspect.signature(func).parameters, args)) | kwargs
+    query, key = given["query"], given["key"]
+    own_sequence = query is key or query.data_ptr() == key.data_ptr()
+    queries, keys = query.shape[0], key.shape[0]
+    if not who.wanting:
+        who.note(0 if own_sequence else -1, keys)
+        with state.quiet():
+            return func(*args, **kwargs)
+    with state.quiet():
+        with Catch() as caught:
+            out = func(*args, **kwargs)
+        if caught.lse is None:
+            plain = given | {"need_weights": False, "training": False, "dropout_p": 0.0}
+            with torch.no_grad(), Catch() as caught:
+                func(**plain)
+    if caught.lse is None:
+        raise _unseen(who, "torch chose a kernel for it that gives no log-sum-exp")
+    used = caught.arguments
+    table = used.get("attn_mask", used.get("attn_bias"))
+    q, k = used["query"], used["key"]
+    mask, bias, sees = _read(who, table, q, k)
+    if used.get("is_causal"):
+        mask = causal("start")
+    first = 0 if own_sequence and queries == keys else -1
+    # The fused kernels have their own names for a scale that was not given; 1 / sqrt(dim) of the true head.
+    width = given["embed_dim_to_check"] // given["num_heads"]
+    who.record(look(q, k, used["value"], mask, bias, 1 / math.sqrt(width), first, row=caught.lse, sees=sees))
+    return out
+
+
+def look(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: BiasLike,
+    scale: float | None,
+    first_query: int,
+    first_key: int = 0,
+    row: Tensor | None = None,
+    sees: Tensor | None = None,
+    **more: Any,
+) -> Looked:
+    """The account of a call whose output somebody else computed."""
+    with state.quiet(compiled=True), torch.no_grad():
+        batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
+        if q.shape[:-3] != k.shape[:-3]:
+            q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))
+        call = make_call(q, k, v, mask=mask, bias=bias, scale=scale, **more)
+        if row is None:
+            # FlexAttention would need a bias of another kind than a function of cells.
+            row = rows_only(call, "streaming" if isinstance(bias, ModBias) else "auto")
+        elif sees is not None:
+            # Torch's kernels give a row that sees nothing an lse of their liking.
+            row = row.masked_fill(~sees.expand(row.shape), -torch.inf)
+        return _looked(call, row, first_query, first_key)
+
+
+def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked:
+    """Four axes: [batch, heads, time, dim], whatever came."""
+    from sightline.watch.watcher import Looked
+
+    s = call.sizes
+    batch = (math.prod(s.batch),)
+    q, k = (t.detach().reshape(*batch, *t.shape[-3:]) for t in (call.q, call.k))
+    sinks = None if call.sinks is None else call.sinks.detach()
+    call = call.replace(
+        q=q,
+        k=k,
+        v=k,
+        sizes=s._replace(batch=batch, value_dim=s.dim),
+        mask=mask_to_four(call.mask, s.batch),
+        bias=bias_to_four(call.bias, s.batch),
+        sinks=sinks,
+        dropout=0.0,
+    )
+    return Looked(call, row.detach().reshape(*batch, s.heads, s.queries), first_query, first_key)
+
+
+def position(who: Audience, queries: int, keys: int, is_causal: bool | None, first: int | None) -> int:
+    """Where the first query stands among all keys; -1 if the keys are another sequence's.
+
+    `is_causal` is None where nobody says.
+    """
+    if is_cross(who.name, who.module):
+        return -1
+    if first is not None:
+        return first
+    if queries > keys or (queries < keys and queries > 1 and is_causal is False):
+        return -1
+    return keys - queries
+
+
+def is_cross(name: str, module: nn.Module) -> bool:
+    """Whether a module attends to another sequence, by what it says or how it is called."""
+    said = getattr(module, "is_cross_attention", None)
+    if isinstance(said, bool) and said:
+        return True
+    last = name.lower().rsplit(".", 1)[-1]
+    return any(word in last for word in _CROSS)
+
+
+def _read(
+    who: Audience, table: Tensor | None, q: Tensor, k: Tensor
+) -> tuple[Mask | None, Tensor | None, Tensor | None]:
+    if table is None:
+        return None, None, None
+    shape = (*q.shape[:-1], k.shape[-2])
+    while len(shape) < 4:
+        shape = (1, *shape)
+    with state.quiet():
+        found = who.tables.read(table, shape)
+    return found.mask, found.bias, found.sees
+
+
+def _refuse_nested(q: Tensor, k: Tensor, who: Audience) -> None:
+    if (q.is_nested or k.is_nested) and who.wanting:
+        raise _unseen(who, "it is given nested tensors")
+
+
+def _unseen(who: Audience, why: str) -> InputError:
+    return InputError(
+        explain(
+            f"{who.name} cannot be watched",
+            expected="attention over [batch, heads, time, dim]",
+            got=why,
+            hint="leave it out: sl.watch(model, layers=lambda name: …)",
+        )
+    )

@@ -1,0 +1,100 @@
+"""FlexAttention's calls: its mask_mod becomes a mask, its score_mod a soft-cap and a bias, if it is no more."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.errors import InputError, explain
+from sightline.masks import EMPTY, FULL, MIXED, Mask
+from sightline.watch import state
+from sightline.watch.calls import look, position
+from sightline.watch.mods import ModMask, read_score_mod
+
+if TYPE_CHECKING:
+    from sightline.watch.mode import Audience
+
+
+def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
+    """The operator beneath `torch.nn.attention.flex_attention.flex_attention`."""
+    names = ("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options")
+    given = dict(zip(names, args)) | kwargs
+    q, k, v = given["query"], given["key"], given["value"]
+    batch, heads, queries, _ = q.shape
+    mask = read_block_mask(given["block_mask"], batch, heads, q.device)
+    causal = None if mask is not None else False
+    first = position(who, queries, k.shape[-2], causal, None)
+    if not who.wanting:
+        who.note(first, k.shape[-2])
+        return _run(func, args, kwargs, q.is_cuda)
+    cap, bias = None, None
+    mod = given["score_mod"]
+    if mod is not None and getattr(mod, "__name__", "") != "_identity":
+        try:
+            cap, bias = read_score_mod(mod, batch, heads, queries, k.shape[-2], q.device)
+        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            raise InputError(
+                explain(
+                    f"{who.name} cannot be watched",
+                    expected="a score_mod that adds a bias, or caps the score, or both",
+                    got=str(error).splitlines()[0],
+                    hint="leave it out: sl.watch(model, layers=lambda name: …)",
+                )
+            ) from error
+    out = _run(func, args, kwargs, q.is_cuda)
+    who.record(look(q, k, v, mask, bias, given["scale"], first, softcap=cap))
+    return out
+
+
+def _run(func: Any, args: tuple, kwargs: dict, on_gpu: bool) -> Any:
+    """The call itself: compiled on a GPU, as the model would have it; written out on the CPU, as torch does there."""
+    with state.quiet(compiled=True):
+        return (_compiled(func) if on_gpu else func)(*args, **kwargs)
+
+
+@functools.cache
+def _compiled(func: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    return torch.compile(call, fullgraph=True)
+
+
+def read_block_mask(parts: tuple, batch: int, heads: int, device: torch.device) -> Mask | None:
+    """The mask of a BlockMask's parts (`as_tuple`): blocks that are empty, full, or to be asked cell by cell."""
+    function, height, width = parts[-1], int(parts[-3]), int(parts[-2])
+    plain = getattr(function, "__name__", "") == "noop_mask"
+    table = _kinds(parts[2], parts[3], parts[4], parts[5])
+    if plain and (device.type == "cpu" or table.numel() == 1):
+        return None  # on the CPU torch asks the function alone
+    lowest, highest = (t.numpy(force=True) for t in (table.amin((0, 1)), table.amax((0, 1))))
+    blocks = np.where(lowest == highest, lowest, MIXED)
+    table = table.to(device)
+
+    def by_block(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        row = (i // height).clamp_max(table.shape[2] - 1)
+        column = (j // width).clamp_max(table.shape[3] - 1)
+        kind = table[b.clamp_max(table.shape[0] - 1), h.clamp_max(table.shape[1] - 1), row, column]
+        return (kind == FULL) | ((kind == MIXED) & function(b, h, i, j))
+
+    if device.type == "cpu":
+        return ModMask(function, batch, heads, None, getattr(function, "__name__", "function"), device)
+    return ModMask(by_block, batch, heads, (blocks, (height, width)), getattr(function, "__name__", "function"), device)
+
+
+def _kinds(count: Tensor, indices: Tensor, full_count: Tensor | None, full_indices: Tensor | None) -> Tensor:
+    """The kind of every block, `[batch, heads, row blocks, column blocks]`."""
+    kinds = torch.full(indices.shape, EMPTY, dtype=torch.int8, device=indices.device)
+    for number, which, kind in ((count, indices, MIXED), (full_count, full_indices, FULL)):
+        if number is not None and which is not None:
+            valid = torch.arange(which.shape[-1], device=which.device) < number[..., None]
+            marks = torch.zeros_like(kinds).scatter_reduce(
+                -1, which.long(), valid.to(torch.int8), "amax", include_self=True
+            )
+            kinds = torch.where(marks.bool(), kind, kinds).to(torch.int8)
+    return kinds

@@ -1,0 +1,293 @@
+"""One layer of a run: the parts it was seen in, and the one sight they make.
+
+A plain forward pass is one part. In generation the prompt is the first part and every step one more: its queries are
+appended, what keys received is added up, and keys are extended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sightline.attention.call import Call
+from sightline.errors import InputError, explain
+from sightline.lens import Picture, Top
+from sightline.masks import Band, Mask, Padding, causal, padding, prefix
+from sightline.masks.base import And
+from sightline.positions import Alibi
+from sightline.watch.account import Wanted, cell_for, real_keys
+from sightline.watch.kept import KeptSight
+from sightline.watch.mods import Stacked
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+@dataclass
+class Part:
+    """One call of a layer: its sizes, its mask, and its statistics on the CPU (or on their way there)."""
+
+    call: Call  # without q and k
+    row: int
+    first_key: int
+    end_key: int
+    arriving: dict[str, Tensor] | Future[dict[str, Tensor]]
+
+    @property
+    def found(self) -> dict[str, Tensor]:
+        if not isinstance(self.arriving, dict):
+            self.arriving = self.arriving.result()
+        return self.arriving
+
+
+@dataclass
+class Layer:
+    """All that was seen of one layer."""
+
+    name: str
+    index: int
+    kind: str  # "self" or "cross"
+    module: str
+    heads: list[int] | None
+    wanted: Wanted
+    parts: list[Part] = field(default_factory=list)
+    on_disk: Callable[[], KeptSight] | None = None
+    freed: int = 0  # parts whose q and k are on disk alone
+    _sight: tuple[int, KeptSight] | None = None
+
+    @property
+    def queries(self) -> int:
+        return self.parts[-1].row + self.parts[-1].call.sizes.queries
+
+    @property
+    def keys(self) -> int:
+        return max(part.end_key for part in self.parts)
+
+    def sight(self) -> KeptSight:
+        """The account of all parts, as one sight; made anew when the layer has grown."""
+        if self._sight is not None and self._sight[0] == len(self.parts):
+            return self._sight[1]
+        sight = join(self)
+        if not self.freed:
+            self._sight = (len(self.parts), sight)
+        return sight
+
+    def rows(self, name: str) -> Tensor | None:
+        """A number per row, such as `previous`, over all parts; None if some part has none."""
+        found = [part.found.get(name) for part in self.parts]
+        if all(x is None for x in found):
+            return None
+        filled = [_missing(name, part) if x is None else x for x, part in zip(found, self.parts)]
+        return torch.cat(filled, -1)
+
+    def forget(self, read: Callable[[], KeptSight]) -> None:
+        """Leave q and k out of memory: they are on disk, and read from there when they are needed."""
+        for part in self.parts:
+            part.found.pop("q", None)
+            part.found.pop("k", None)
+        self.on_disk, self.freed, self._sight = read, len(self.parts), None
+
+
+def _missing(name: str, part: Part) -> Tensor:
+    s = part.call.sizes
+    if name == "real":
+        return torch.ones(*s.batch, s.queries, dtype=torch.bool)
+    if name == "repeated":
+        return torch.zeros(*s.batch, s.queries, dtype=torch.bool)
+    return torch.zeros(*s.batch, s.heads, s.queries)
+
+
+def join(layer: Layer) -> KeptSight:
+    """One sight of all parts of a layer."""
+    parts = layer.parts
+    last = parts[-1].call
+    s = last.sizes._replace(queries=layer.queries, keys=layer.keys)
+    row = torch.cat([part.found["row"] for part in parts], -1)
+    kept: dict[Any, Any] = {}
+    for name in ("entropy", "max_score", "distance", "total"):
+        # In cross-attention a distance is counted from where the last query stands, which every step moves.
+        moves = name == "distance" and layer.kind == "cross" and len(parts) > 1
+        if all(name in part.found for part in parts) and not moves:
+            kept[name] = torch.cat([part.found[name] for part in parts], -1)
+    if all("received" in part.found for part in parts):
+        kept["received"] = _received(parts, s.keys)
+    for top in layer.wanted.tops:
+        kept[top] = _top(parts, top)
+    for reduce in layer.wanted.overview:
+        kept[Picture(cell=(cell_for(s.queries), cell_for(s.keys)), reduce=reduce)] = _overview(
+            parts, reduce, s.queries, s.keys
+        )
+    if len(parts) == 1:
+        for i, picture in enumerate(layer.wanted.pictures):
+            kept[_resolved(picture, s.queries, s.keys)] = parts[0].found[f"picture.{i}"]
+    q = k = bias = None
+    rest = parts[layer.freed :]
+    if all("q" in part.found for part in rest):
+        q, k = _queries_and_keys(layer, rest)
+        bias = _bias(layer, s.queries, s.keys)
+    call = last.replace(q=q, k=k, v=k, sizes=s, mask=_mask(layer), bias=bias, sinks=parts[-1].found.get("sinks"))
+    return KeptSight(call, row, kept)
+
+
+def _resolved(picture: Picture, queries: int, keys: int) -> Picture:
+    """A picture under the name a sight looks it up by: a rectangle that is all of the map has no bounds."""
+    rows, columns = (
+        None if pair in (None, (0, None), (0, length)) else slice(*pair)
+        for pair, length in ((picture.rows, queries), (picture.columns, keys))
+    )
+    return Picture(
+        *(picture.size or (512, 512)),
+        cell=picture.cell,
+        rows=rows,
+        columns=columns,
+        reduce=picture.reduce,
+        visible_only=picture.visible_only,
+    )
+
+
+def _received(parts: list[Part], keys: int) -> Tensor:
+    first = parts[0].found["received"]
+    total = torch.zeros(*first.shape[:-1], keys, dtype=first.dtype)
+    for part in parts:
+        total[..., part.first_key : part.end_key] += part.found["received"]
+    return total
+
+
+def _top(parts: list[Part], top: Top) -> tuple[Tensor, Tensor]:
+    keys, weights = [], []
+    for part in parts:
+        found = part.found[f"top.{top.n}.keys"]
+        keys.append(torch.where(found < 0, found, found + part.first_key))
+        weights.append(part.found[f"top.{top.n}.weights"])
+    return torch.cat(keys, -2), torch.cat(weights, -2)
+
+
+def _overview(parts: list[Part], reduce: str, queries: int, keys: int) -> Tensor:
+    """The grids of all parts in one grid: bins are powers of two, so finer ones fall into coarser ones whole."""
+    name = f"overview.{reduce}"
+    if len(parts) == 1 and not parts[0].first_key:
+        return parts[0].found[name]
+    height, width = cell_for(queries), cell_for(keys)
+    first = parts[0].found[name]
+    grid = torch.zeros(*first.shape[:-2], -(-queries // height), -(-keys // width), dtype=first.dtype)
+    for part in parts:
+        piece = part.found[name]
+        own = (cell_for(part.row + part.call.sizes.queries), cell_for(part.end_key))
+        rows = (torch.arange(piece.shape[-2]) + part.row // own[0]) * own[0] // height
+        columns = (torch.arange(piece.shape[-1]) + part.first_key // own[1]) * own[1] // width
+        piece = _into(piece, -1, columns - columns[0], int(columns[-1] - columns[0]) + 1, reduce)
+        piece = _into(piece, -2, rows - rows[0], int(rows[-1] - rows[0]) + 1, reduce)
+        target = grid[
+            ..., int(rows[0]) : int(rows[0]) + piece.shape[-2], int(columns[0]) : int(columns[0]) + piece.shape[-1]
+        ]
+        if reduce == "max":
+            torch.maximum(target, piece, out=target)
+        else:
+            target += piece
+    return grid
+
+
+def _into(x: Tensor, dim: int, index: Tensor, count: int, reduce: str) -> Tensor:
+    if count == x.shape[dim]:
+        return x
+    shape = list(x.shape)
+    shape[dim] = count
+    out = torch.zeros(shape, dtype=x.dtype)
+    return out.index_reduce_(dim, index, x, "amax") if reduce == "max" else out.index_add_(dim, index, x)
+
+
+def _queries_and_keys(layer: Layer, rest: list[Part]) -> tuple[Tensor, Tensor]:
+    """q and k of all parts: the keys of the first, then the new ones of every step."""
+    queries, keys = [part.found["q"] for part in rest], [part.found["k"] for part in rest]
+    if layer.on_disk is not None:
+        stored = layer.on_disk()._call
+        queries, keys = [stored.q, *queries], [stored.k, *keys]
+    elif layer.parts[0].first_key:
+        # Keys that a sliding cache had let go before the run began; no query sees them.
+        gone = keys[0].new_zeros(*keys[0].shape[:-2], layer.parts[0].first_key, keys[0].shape[-1])
+        keys = [gone, *keys]
+    return torch.cat(queries, -2), torch.cat(keys, -2)
+
+
+def _bias(layer: Layer, queries: int, keys: int) -> Any:
+    biases = [part.call.bias for part in layer.parts]
+    if all(bias is None for bias in biases):
+        return None
+    if len(biases) == 1 or isinstance(biases[-1], Alibi):
+        return biases[-1]
+    if not all(isinstance(bias, Tensor) for bias in biases):
+        raise InputError(
+            explain(
+                f"the parts of {layer.name} have biases that cannot be joined",
+                expected="tensors, or sl.alibi(heads)",
+                got=sorted({type(bias).__name__ for bias in biases}),
+                hint="keep_qk=False, or watch the prompt alone",
+            )
+        )
+    rows = []
+    for part, bias in zip(layer.parts, biases):
+        full = bias.expand(*bias.shape[:-2], part.call.sizes.queries, part.end_key - part.first_key)  # type: ignore[union-attr]
+        rows.append(torch.nn.functional.pad(full, (part.first_key, keys - part.end_key)))
+    return torch.cat(rows, -2)
+
+
+def _mask(layer: Layer) -> Mask | None:
+    """The rule of all parts as one: causal or a window over a run that grows, else the parts' own masks, stacked."""
+    parts = layer.parts
+    if len(parts) == 1 and not parts[0].first_key:
+        return parts[0].call.mask
+    masks = [part.call.mask for part in parts]
+    if layer.kind == "cross":
+        return masks[-1]
+    simple = _growing(layer)
+    if simple is not None:
+        return simple
+    return Stacked([(part.call.mask, part.call.sizes.queries, part.first_key, part.end_key) for part in parts])
+
+
+def _growing(layer: Layer) -> Mask | None:
+    """Causal (or a window, or a prefix) and the latest padding, if that is what all parts say."""
+    parts = layer.parts
+    bands: list[Band | None] = []
+    real: Tensor | None = None  # [batch, keys]
+    for part in parts:
+        pieces = _pieces(part.call.mask)
+        own = [piece for piece in pieces if isinstance(piece, Band)]
+        rest = [piece for piece in pieces if not isinstance(piece, Band)]
+        if len(own) > 1 or not all(isinstance(piece, Padding) for piece in rest):
+            return None
+        s = part.call.sizes
+        band = own[0] if own else None
+        if band is not None and band.align == "start" and s.queries != s.keys:
+            return None
+        bands.append(band)
+        marks = real_keys(part.call.mask, s.keys, torch.device("cpu"))
+        if marks is not None:
+            if real is None:
+                real = torch.ones(marks.shape[0], layer.keys, dtype=torch.bool)
+            real[:, part.first_key : part.end_key] &= marks
+    lefts = {band.left for band in bands if band is not None}
+    if len(lefts) > 1 or any(band is not None and band.right != 0 for band in bands):
+        return None
+    left = lefts.pop() if lefts else None
+    first = parts[0]
+    open_start = bands[0] is None and first.call.sizes.queries > 1
+    for band, part in zip(bands[1:], parts[1:]):
+        if band is None and part.call.sizes.queries > 1:
+            return None
+        if band is None and left is not None and part.end_key - part.first_key > left + 1:
+            return None
+    if open_start and (left is not None or first.row or first.call.sizes.queries != first.end_key):
+        return None
+    rule: Mask = prefix(first.end_key) if open_start else causal() if left is None else Band(left, 0)
+    return rule if real is None else rule & padding(real)
+
+
+def _pieces(mask: Mask | None) -> list[Mask]:
+    if mask is None:
+        return []
+    return [*_pieces(mask.left), *_pieces(mask.right)] if isinstance(mask, And) else [mask]

@@ -1,0 +1,277 @@
+"""transformers' models: their attention functions and masks are looked up through two tables, which are asked here.
+
+While a watch is on, a look-up by a thread that watches gives a function that tells the watch. Configurations, models
+and the tables themselves stay as they are; other threads get what they always got. After the last watch the look-up is
+transformers' own again.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import SightlineError, explain
+from sightline.masks import Band, Mask, causal, padding
+from sightline.watch import state
+from sightline.watch.calls import compact, look, position
+from sightline.watch.flex import read_block_mask
+from sightline.watch.hf_masks import LazyMask, Span, read_span, read_used
+from sightline.watch.mode import Audience, audience
+from sightline.watch.where import running
+
+if TYPE_CHECKING:
+    from sightline.attention.call import BiasLike
+
+
+class Interface(state.Shared):
+    """The look-up of attention functions and mask functions, while somebody watches."""
+
+    def install(self, stack: ExitStack) -> None:
+        modeling, masking = (sys.modules.get(f"transformers.{name}") for name in ("modeling_utils", "masking_utils"))
+        if modeling is None or masking is None:
+            return  # no model of transformers without these
+        functions, masks = modeling.AttentionInterface, masking.AttentionMaskInterface
+        lazy = {getattr(masking, name, None) for name in ("sdpa_mask", "eager_mask")} - {None}
+        find, get = functions.get_interface, functions.__getitem__
+        get_mask = masks.__getitem__
+
+        @functools.wraps(find)
+        def find_watched(self: Any, name: str, default: Callable) -> Callable:
+            return _attending(find(self, name, default), name)
+
+        @functools.wraps(get)
+        def get_watched(self: Any, name: str) -> Callable:
+            return _attending(get(self, name), name)
+
+        @functools.wraps(get_mask)
+        def get_mask_watched(self: Any, name: str) -> Callable:
+            return _masking(get_mask(self, name), lazy)
+
+        for owner, attribute, function in (
+            (functions, "get_interface", find_watched),
+            (functions, "__getitem__", get_watched),
+            (masks, "__getitem__", get_mask_watched),
+        ):
+            _put(stack, owner, attribute, function)
+
+
+INTERFACE = Interface()
+
+
+def _put(stack: ExitStack, owner: type, attribute: str, function: Callable) -> None:
+    own = attribute in vars(owner)
+    before = vars(owner).get(attribute)
+    setattr(owner, attribute, function)
+    stack.callback(setattr, owner, attribute, before) if own else stack.callback(delattr, owner, attribute)
+
+
+def halves(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+    """The encoder and the decoder of a transformers model that has both; `generate` runs the encoder by itself."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None, None
+    found = [getattr(model, name, None) for name in ("get_encoder", "get_decoder")]
+    both = [get() if callable(get) else None for get in found]
+    encoder, decoder = (half if isinstance(half, nn.Module) and half is not model else None for half in both)
+    return encoder, decoder
+
+
+class Attending:
+    """An attention function of transformers, and what a watch makes of its calls."""
+
+    def __init__(self, function: Callable, name: str) -> None:
+        self.function, self.name = function, name
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        who = audience(module)
+        lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
+        if who is None:
+            mask = attention_mask if lazy is None else lazy.written()
+            return self.function(module, query, key, value, mask, *args, **kwargs)
+        if not who.wanting:
+            keys, first = key.shape[-2], None
+            if lazy is not None:
+                keys, first = lazy.span.first_key + lazy.span.keys, lazy.span.first_query
+            who.note(position(who, query.shape[-2], keys, None, first), keys)
+            with state.quiet(compiled=self._is_flex):
+                mask = attention_mask if lazy is None else lazy.written()
+                return self.function(module, query, key, value, mask, *args, **kwargs)
+        options = _options(kwargs)
+        if self._is_sdpa and lazy is None and not isinstance(attention_mask, LazyMask):
+            # It ends in F.scaled_dot_product_attention, which is seen there, on its own kernel.
+            with state.named(module):
+                return self.function(module, query, key, value, attention_mask, *args, **kwargs)
+        if lazy is not None and (self._is_sdpa or who.fused):
+            out = compact(who, query, key, value, lazy, kwargs.get("scaling"), kwargs.get("dropout", 0.0), **options)
+            return out.transpose(1, 2).contiguous(), None
+        return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
+
+    def _beside(
+        self,
+        who: Audience,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        args: tuple,
+        kwargs: dict,
+        options: dict,
+    ) -> Any:
+        """The model's own function, and the account of what it must have done."""
+        lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
+        with state.quiet(compiled=self._is_flex):
+            given = attention_mask if lazy is None else lazy.written()
+            result = self.function(module, query, key, value, given, *args, **kwargs)
+        k, v = key, value
+        bias = options.pop("bias", None)
+        mask: Mask | None
+        if lazy is not None:
+            mask, span = lazy.rule, lazy.span
+            k, v = k[..., : span.keys, :], v[..., : span.keys, :]
+            bias = None if bias is None else bias[..., : span.keys]
+            first, first_key = position(who, span.queries, span.keys, None, span.first_query), span.first_key
+        else:
+            mask, more, is_causal = self._read(module, query, key, attention_mask, kwargs)
+            bias = more if bias is None else bias if more is None else bias + more
+            first, first_key = position(who, query.shape[-2], key.shape[-2], is_causal, None), 0
+        looked = look(query, k, v, mask, bias, kwargs.get("scaling"), first, first_key, **options)
+        weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+        if isinstance(weights, Tensor) and weights.dim() == 4 and not kwargs.get("dropout"):
+            _agree(who, looked, weights)
+        who.record(looked)
+        return result
+
+    @property
+    def _is_sdpa(self) -> bool:
+        return getattr(self.function, "__name__", "") == "sdpa_attention_forward"
+
+    @property
+    def _is_flex(self) -> bool:
+        return "flex" in getattr(self.function, "__name__", "")
+
+    def _read(
+        self, module: nn.Module, query: Tensor, key: Tensor, given: Any, kwargs: dict
+    ) -> tuple[Mask | None, BiasLike, bool | None]:
+        """The mask, a bias, and whether it is causal, of a function that is not torch's SDPA, as its kind means it."""
+        batch, heads, queries, _ = query.shape
+        keys = key.shape[-2]
+        if isinstance(given, Tensor) and given.dim() == 4:
+            from sightline.watch.tables import read
+
+            table = read(given[..., :keys], (batch, heads, queries, keys))
+            return table.mask, table.bias, None
+        if given is not None and hasattr(given, "mask_mod"):
+            return read_block_mask(given.as_tuple(), batch, heads, query.device), None, None
+        if self.name == "eager" or self._is_flex:
+            return None, None, False
+        # The flash kernels: causal by the module's word, aligned at the end, with padding as [batch, keys].
+        said = kwargs.get("is_causal")
+        is_causal = bool(getattr(module, "is_causal", True) if said is None else said)
+        window = kwargs.get("sliding_window")
+        mask: Mask | None = None
+        if is_causal:
+            mask = causal() if window is None or window > keys else Band(int(window) - 1, 0)
+        if isinstance(given, Tensor) and given.dim() == 2:
+            marks = padding(given[:, -keys:].bool())
+            mask = marks if mask is None else mask & marks
+        return mask, None, is_causal
+
+
+def _options(kwargs: dict) -> dict[str, Any]:
+    """What transformers' attention functions take beyond the usual, in Sightline's words."""
+    found = {"softcap": kwargs.get("softcap"), "sinks": kwargs.get("s_aux"), "bias": kwargs.get("position_bias")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _agree(who: Audience, looked: Any, weights: Tensor) -> None:
+    """Compare a few rows with the weights that the model's own function made: it may do more than its arguments say."""
+    from sightline.lens import Sight
+
+    call = looked.call
+    s = call.sizes
+    if weights.shape[1] != s.heads or weights.shape[2] != s.queries or weights.shape[3] < s.keys or not s.queries:
+        return
+    loose = 3e-2 if weights.dtype in (torch.float16, torch.bfloat16) else 1e-3
+    with state.quiet(), torch.no_grad():
+        sight = Sight(call, looked.row)
+        for row in sorted({0, s.queries // 2, s.queries - 1}):
+            mine = sight.tile(slice(row, row + 1), slice(0, s.keys))
+            theirs = weights.detach()[:, :, row : row + 1, : s.keys].to(mine.dtype)
+            # A row that sees nothing is uniform in transformers' eager attention, and 0 here.
+            seen = mine.sum(-1, keepdim=True) > 0
+            worst = ((mine - theirs).abs() * seen).max().item()
+            if not worst <= loose:
+                raise SightlineError(
+                    explain(
+                        f"{who.name} weighs differently from what its arguments say",
+                        expected=f"weights within {loose} of softmax(scale q.k + bias) under its mask",
+                        got=f"a difference of {worst:.2g} in row {row} of {type(who.module).__name__}",
+                        hint='attn_implementation="sdpa" if the model has it, or leave the layer out',
+                    )
+                )
+
+
+def _attending(function: Callable, name: str) -> Callable:
+    """The function as it is, or one that tells the watches of this thread."""
+    if not state.watches() or isinstance(function, Attending):
+        return function
+    return Attending(function, name)
+
+
+def _masking(function: Callable, lazy: set) -> Callable:
+    """The mask function as it is, or one that writes no table, for the models that this thread watches."""
+    names: dict[int, str] = {}
+    for watcher in state.watches():
+        names.update(watcher.names)
+    if not names or function not in lazy or running(names) is None:
+        return function
+
+    @functools.wraps(function)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        arguments = _named(function, args, kwargs)
+        span = read_span(arguments)
+        mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
+        if _is_plain(arguments, mask, used, span, function):
+            return None
+        dtype = torch.bool if function.__name__ == "sdpa_mask" else arguments.get("dtype", torch.float32)
+        skips = {name: False for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip") if name in kwargs}
+        # A static cache counts in a tensor, and goes on counting before the table is made.
+        now = [x.clone() if isinstance(x, Tensor) and x.dim() < 2 else x for x in args]
+        named = {n: x.clone() if isinstance(x, Tensor) and x.dim() < 2 else x for n, x in kwargs.items()} | skips
+        return LazyMask.of(mask, used, span.keys, lambda: function(*now, **named), dtype)
+
+    return rule
+
+
+def _is_plain(arguments: dict, mask: Mask | None, used: Span, span: Span, function: Callable) -> bool:
+    """Whether transformers itself makes no mask here, because its SDPA function needs none."""
+    if arguments.get("allow_is_bidirectional_skip") and mask is None:
+        return True
+    if function.__name__ != "sdpa_mask" or not arguments.get("allow_is_causal_skip", True):
+        return False
+    whole = isinstance(mask, Band) and mask.right == 0 and (mask.left is None or mask.left >= used.keys)
+    return whole and (used.queries == used.keys or used.queries == 1) and used.keys == span.keys
+
+
+def _named(function: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    import inspect
+
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    return arguments | arguments.pop("kwargs", {})

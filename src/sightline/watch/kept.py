@@ -1,0 +1,227 @@
+"""A sight on the CPU that may be without q and k: it answers from what was computed, and says what it cannot.
+
+A map of up to 512 x 512 is kept whole, cell by cell, so everything can be asked of it. Of a larger one the overview is
+kept, and any picture that is made of whole bins of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.errors import InputError, explain
+from sightline.lens import Picture, Sight, Top, geometry, pictures
+from sightline.lens.accumulators import Accumulator, Received, RowSums, Seen, Strongest
+from sightline.lens.compute import Weighted
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.attention.call import Call
+    from sightline.lens.requests import Request
+
+
+class Overview(NamedTuple):
+    """The whole map in bins of `cell` = (queries, keys): the sum of the weights of each bin, and the largest.
+
+    What was not computed is None.
+    """
+
+    cell: tuple[int, int]
+    sums: Float[Tensor, "batch heads rows columns"] | None
+    maxima: Float[Tensor, "batch heads rows columns"] | None
+
+
+class KeptSight(Sight):
+    """A sight made of what a watched run kept.
+
+    >>> import sightline as sl
+    >>> from sightline.watch import watch
+    >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    >>> x = torch.randn(1, 5, 16)
+    >>> with watch(layer) as seen:
+    ...     _ = layer(x, x, x)
+    >>> seen[0].overview().cell
+    (1, 1)
+    """
+
+    def __init__(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> None:
+        super().__init__(call, row)
+        self._kept = kept
+
+    @property
+    def has_qk(self) -> bool:
+        """Whether q and k were kept, so that any tile can be computed exactly."""
+        return self._call.q is not None
+
+    def overview(self) -> Overview:
+        """The whole map in bins, as it was computed while the model ran."""
+        grids = {k: v for k, v in self._kept.items() if isinstance(k, Picture) and _is_overview(k)}
+        cells = {picture.cell for picture in grids}
+        if not cells:
+            raise InputError(
+                explain(
+                    "no overview was computed",
+                    expected='stats with "overview"',
+                    got=self._has(),
+                    hint="sl.watch(model), whose default has it, or sight.picture(…) if q and k were kept",
+                )
+            )
+        cell = min(c for c in cells if c is not None)
+        by = {picture.reduce: grid for picture, grid in grids.items() if picture.cell == cell}
+        return Overview(cell, by.get("sum"), by.get("max"))
+
+    def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "batch heads rows columns"]:
+        """The exact weights of any rectangle of the map, if q and k were kept or the map is small.
+
+        >>> import sightline as sl
+        >>> from sightline.watch import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> x = torch.randn(1, 5, 16)
+        >>> with watch(layer) as seen:
+        ...     _ = layer(x, x, x)
+        >>> seen[0].tile(slice(0, 2), slice(0, 5)).shape
+        torch.Size([1, 2, 2, 5])
+        """
+        whole = self._map()
+        if self.has_qk or whole is None:
+            return super().tile(rows, columns)
+        s = self._call.sizes
+        band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
+        return whole[..., band, span].clone()
+
+    def _map(self) -> Tensor | None:
+        """The whole map, if it was kept cell by cell."""
+        for reduce in ("sum", "max"):
+            grid = self._kept.get(Picture(cell=(1, 1), reduce=reduce))
+            if grid is not None:
+                return grid
+        return None
+
+    def _compute(self, requests: list[Request | Weighted]) -> dict[Any, Any]:
+        if self.has_qk:
+            return super()._compute(requests)
+        found = {request: self._derive(request) for request in requests}
+        missing = [request for request, value in found.items() if value is None]
+        if missing:
+            raise InputError(
+                explain(
+                    f"{', '.join(_named(request) for request in missing)} needs q and k, which were not kept",
+                    expected=f"one of what was computed: {self._has()}",
+                    got=f"a map of {self._call.sizes.queries} x {self._call.sizes.keys} without q and k",
+                    hint="sl.watch(model, keep_qk=True), or name it in stats=(…)",
+                )
+            )
+        return found
+
+    def _readable(self, what: str) -> Call:
+        if self.has_qk:
+            return self._call
+        if what == "received(weights)":
+            # The device and dtype are all that is asked for: the sum itself goes through `_compute`.
+            return self._call.replace(q=self._row)
+        raise InputError(
+            explain(
+                f"{what} needs q and k, which were not kept",
+                expected="a run watched with keep_qk=True, or a map of at most 512 x 512",
+                got=f"{self._call.sizes.queries} x {self._call.sizes.keys}, with {self._has()}",
+                hint="sl.watch(model, keep_qk=True)",
+            )
+        )
+
+    def _derive(self, request: Request | Weighted) -> Any:
+        """What follows from what was kept, exactly; None if it does not."""
+        if isinstance(request, Picture):
+            return self._picture(request)
+        whole = self._map()
+        if whole is None:
+            return None
+        call = self._call.replace(q=self._row)  # for its device and dtype
+        s = call.sizes
+        log = None
+        if call.normalizer.is_softmax:
+            log = whole.log().clamp_min(-1e30)
+        part: Accumulator
+        if isinstance(request, Weighted):
+            part = Received(call, request.weights)
+        elif isinstance(request, Top):
+            part = Strongest(call, request.n)
+        elif request == "received":
+            part = Received(call, None)
+        else:
+            if request == "max_score" and log is None:
+                return None
+            part = RowSums(call, {request}, self._row)
+        visible = None
+        if call.mask is not None:
+            visible = call.mask.tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, self.device)
+            visible = visible.expand_as(whole)
+        part.add(Seen(slice(0, s.queries), slice(0, s.keys), whole, None, log, visible))
+        result = part.result()
+        return result[str(request)] if isinstance(result, dict) else result
+
+    def _picture(self, picture: Picture) -> Tensor | None:
+        s = self._call.sizes
+        wanted = geometry.axes(picture, s.queries, s.keys)
+        reduce = "max" if picture.reduce == "max" else "sum"
+        for kept, grid in self._kept.items():
+            # Of single cells the sum is the maximum.
+            if not (
+                isinstance(kept, Picture) and _is_overview(kept) and (kept.reduce == reduce or kept.cell == (1, 1))
+            ):
+                continue
+            have = geometry.axes(kept, s.queries, s.keys)
+            pooled: Tensor | None = grid
+            for dim, mine, theirs in ((-2, have[0], wanted[0]), (-1, have[1], wanted[1])):
+                pooled = None if pooled is None else _regroup(pooled, dim, mine, theirs, reduce == "max")
+            if pooled is not None:
+                return pictures.finish(self._call.replace(q=self._row), picture, pooled, *wanted)
+        return None
+
+    def _has(self) -> str:
+        names = [_named(request) for request in self._kept]
+        return ", ".join(["lse", *names])
+
+    def _repr_html_(self) -> str:
+        from sightline.watch.html import sight_html
+
+        return sight_html(self)
+
+
+def _is_overview(picture: Picture) -> bool:
+    return (
+        picture.cell is not None
+        and picture.rows is None
+        and picture.columns is None
+        and picture.reduce in ("sum", "max")
+        and not picture.visible_only
+    )
+
+
+def _regroup(grid: Tensor, dim: int, have: geometry.Axis, want: geometry.Axis, largest: bool) -> Tensor | None:
+    """Bins put together into larger ones; None if an edge of the larger ones lies inside a bin."""
+    at = np.searchsorted(have.edges, want.edges)
+    if at[-1] >= len(have.edges) or not np.array_equal(have.edges[at], want.edges):
+        return None
+    if np.array_equal(at, np.arange(len(have.edges))):
+        return grid
+    picked = grid.narrow(dim, int(at[0]), int(at[-1] - at[0]))
+    index = torch.from_numpy(np.repeat(np.arange(len(at) - 1), np.diff(at)))
+    shape = list(picked.shape)
+    shape[dim] = len(at) - 1
+    out = torch.zeros(shape, dtype=grid.dtype)
+    if largest:
+        return out.index_reduce_(dim, index, picked, "amax")
+    return out.index_add_(dim, index, picked)
+
+
+def _named(request: object) -> str:
+    if isinstance(request, Picture):
+        size = f"cell={request.cell}" if request.cell else f"size={request.size}"
+        return f"picture({size}, reduce={request.reduce!r})"
+    if isinstance(request, Weighted):
+        return "received(weights)"
+    return f"top({request.n})" if isinstance(request, Top) else str(request)

@@ -1,0 +1,175 @@
+"""Head portraits: what each head does, in six numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError, MissingExtraError, explain
+from sightline.watch.account import real_keys
+
+if TYPE_CHECKING:
+    from sightline.watch.seen import LayerLike, Seen
+
+
+class Portrait(NamedTuple):
+    """One head: mean shares of the previous, the first and the same token, mean distance and entropy, induction.
+
+    Means are over all queries that are not padding, in all sequences of the batch. What has no meaning (the previous
+    token in cross-attention) or was not computed is None.
+
+    >>> Portrait("encoder.0", 3, 0.9, 0.05, 0.01, 1.2, 0.4, None).previous
+    0.9
+    """
+
+    layer: str
+    head: int
+    previous: float | None
+    first: float | None
+    same: float | None
+    distance: float | None
+    entropy: float | None
+    induction: float | None
+
+
+class Portraits(list[Portrait]):
+    """The portraits of all heads, layer by layer: a list, a table, and a picture.
+
+    >>> Portraits([Portrait("encoder.0", 3, 0.9, 0.05, 0.01, 1.2, 0.4, None)])[0].head
+    3
+    """
+
+    def table(self) -> Any:
+        """A pandas DataFrame with one row for every head."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError(
+                explain(
+                    "a table needs pandas",
+                    expected="pandas to be installed",
+                    got="no such package",
+                    hint="pip install pandas; the portraits are a list of named tuples without it",
+                )
+            ) from error
+        return pandas.DataFrame(self, columns=list(Portrait._fields))
+
+    def svg(self) -> str:
+        """One picture: a small map of layers x heads for every measure."""
+        from sightline.watch.html import portraits_svg
+
+        return portraits_svg(self)
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+
+def portraits(seen: Seen, model: nn.Module | None = None) -> Portraits:
+    """The portraits of all watched heads; with a model, induction is measured on a repeated random sequence."""
+    measured = {} if model is None else induction(model)
+    found = Portraits()
+    for layer in seen._layers.values():
+        found.extend(_of_layer(layer, measured, model is not None))
+    return found
+
+
+def _of_layer(layer: LayerLike, measured: dict[tuple[str, int], float], instead: bool) -> list[Portrait]:
+    sight = layer.sight()
+    heads = sight.shape[1]
+    numbers = range(heads) if layer.heads is None else layer.heads
+    seen = (sight._row > -torch.inf) & (sight._row < torch.inf)  # rows that see something
+    real = layer.rows("real")
+    if real is not None:
+        seen = seen & real[:, None]
+    means: dict[str, list[float] | None] = {}
+    for name in ("previous", "first", "same"):
+        means[name] = _mean(layer.rows(name), seen, after_first=name == "previous")
+    means["entropy"] = _mean(sight._kept.get("entropy"), seen)
+    means["distance"] = _mean(sight._kept.get("distance"), seen)
+    if means["distance"] is None and layer.kind == "self":
+        means["distance"] = _distance(layer)
+    repeated, looks = layer.rows("repeated"), layer.rows("induction")
+    means["induction"] = None
+    if repeated is not None and looks is not None:
+        means["induction"] = _mean(looks, seen & repeated[:, None])
+    result = []
+    for i, head in enumerate(numbers):
+        values = {name: None if mean is None or mean[i] != mean[i] else mean[i] for name, mean in means.items()}
+        if instead:
+            values["induction"] = measured.get((layer.name, head))
+        result.append(Portrait(layer.name, head, **values))
+    return result
+
+
+def _mean(rows: Tensor | None, seen: Tensor, after_first: bool = False) -> list[float] | None:
+    """The mean over rows of each head, over the batch; NaN where there is no row."""
+    if rows is None:
+        return None
+    seen = seen.clone()
+    if after_first and seen.shape[-1] > 1:
+        # The first token has no previous one.
+        first = seen.int().argmax(-1, keepdim=True)
+        seen.scatter_(-1, first, False)
+    total = torch.where(seen, rows.double(), 0.0).sum((0, 2))
+    return (total / seen.sum((0, 2))).tolist()
+
+
+def _distance(layer: LayerLike) -> list[float] | None:
+    """The mean distance, from what each key received: a query that does not look ahead stands after what it looks at.
+
+    The sum over queries of (place - key) is the sum of places less the sum over keys of key x received.
+    """
+    sight = layer.sight()
+    received = sight._kept.get("received")
+    _, _, queries, keys = sight.shape
+    if received is None or real_keys(sight._call.mask, keys, received.device) is not None:
+        return None
+    # A sink takes weight from a row: the places count with what is left of it.
+    weights = sight.total.double()
+    places = torch.arange(queries, dtype=torch.float64) + keys - queries
+    looks = (received.double() * torch.arange(keys)).sum(-1)
+    rows = (weights * places).sum(-1) - looks
+    return (rows.sum(0) / weights.sum(-1).sum(0)).tolist()
+
+
+@torch.no_grad()
+def induction(
+    model: nn.Module, vocabulary: int | None = None, length: int = 64, batch: int = 4, seed: int = 0
+) -> dict[tuple[str, int], float]:
+    """Induction scores of all heads, measured: the model reads random tokens twice over.
+
+    In the second half, the score is the mean weight of the token that came after the same token in the first half.
+
+    >>> from sightline import nn as slnn
+    >>> model = slnn.Decoder(16, heads=2, depth=1, vocabulary=50).eval()  # doctest: +SKIP
+    >>> induction(model, 50)  # doctest: +SKIP
+    """
+    from sightline.watch.api import watch
+
+    if vocabulary is None:
+        table = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
+        size = getattr(getattr(model, "config", None), "vocab_size", None) or getattr(table, "num_embeddings", None)
+        if size is None:
+            raise InputError(
+                explain(
+                    "how many tokens the model knows is not to be seen",
+                    expected="an embedding, or a config with vocab_size",
+                    got=type(model).__name__,
+                    hint="induction(model, vocabulary=50_000)",
+                )
+            )
+        vocabulary = int(size)
+    first = next(model.parameters(), torch.zeros(()))
+    draw = torch.Generator().manual_seed(seed)
+    half = torch.stack([torch.randperm(vocabulary, generator=draw)[:length] for _ in range(batch)])
+    ids = torch.cat([half, half], -1).to(first.device)
+    training = model.training
+    model.eval()
+    try:
+        with watch(model, stats=("shares",)) as seen:
+            model(ids)
+    finally:
+        model.train(training)
+    return {(p.layer, p.head): p.induction for p in seen.portraits() if p.induction is not None}

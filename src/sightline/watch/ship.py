@@ -1,0 +1,64 @@
+"""Results go to the CPU as they come: from a GPU in a thread beside the model, on a stream of its own.
+
+Copying in the model's own thread would make it wait for every layer. A few layers may be under way at a time, so the
+GPU holds no more than that.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+# Layers whose results may be under way to the CPU at a time.
+_UNDER_WAY = 4
+
+
+class Shipper:
+    """Takes tensors by name, and gives them back on the CPU: at once, or as a promise.
+
+    >>> Shipper().send({"x": torch.ones(2)})["x"].device.type
+    'cpu'
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._room = threading.BoundedSemaphore(_UNDER_WAY)
+        self._stream: torch.cuda.Stream | None = None
+
+    def send(self, tensors: dict[str, Tensor]) -> dict[str, Tensor] | Future[dict[str, Tensor]]:
+        """The tensors on the CPU. They must be the caller's own: nobody else may write into them."""
+        device = next(iter(tensors.values())).device
+        if device.type != "cuda":
+            return {name: tensor.to("cpu") for name, tensor in tensors.items()}
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="sightline-watch")
+            self._stream = torch.cuda.Stream(device)
+        assert self._stream is not None
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(device))
+        for tensor in tensors.values():
+            # The memory is not given to others before the copy is done.
+            tensor.record_stream(self._stream)
+        self._room.acquire()
+        try:
+            return self._pool.submit(self._fetch, tensors, ready, self._stream)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _fetch(self, tensors: dict[str, Tensor], ready: torch.cuda.Event, stream: torch.cuda.Stream) -> dict:
+        try:
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                return {name: tensor.to("cpu") for name, tensor in tensors.items()}
+        finally:
+            self._room.release()
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None

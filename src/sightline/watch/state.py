@@ -1,0 +1,113 @@
+"""Which watches are on, thread by thread, and how a handler does its work unseen by them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sightline.watch.watcher import Watcher
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.watches: list[Watcher] = []
+        self.busy = False
+        self.module: nn.Module | None = None
+
+
+_local = _Local()
+
+
+def watches() -> list[Watcher]:
+    """The watches of this thread, outermost first; none while a handler is at work."""
+    return [] if _local.busy else _local.watches
+
+
+def push(watcher: Watcher) -> None:
+    _local.watches.append(watcher)
+
+
+def drop(watcher: Watcher) -> None:
+    _local.watches = [other for other in _local.watches if other is not watcher]
+
+
+@contextmanager
+def named(module: nn.Module) -> Iterator[None]:
+    """Attention in here is this module's: it need not be found on the stack."""
+    before, _local.module = _local.module, module
+    try:
+        yield
+    finally:
+        _local.module = before
+
+
+def known_module() -> nn.Module | None:
+    """The module that `named` said."""
+    return _local.module
+
+
+@contextmanager
+def quiet(compiled: bool = False) -> Iterator[None]:
+    """No watch hears what happens in here; with `compiled`, compiled code may run as such."""
+    before, _local.busy = _local.busy, True
+    try:
+        if compiled:
+            # A compiler would trace the function modes into its graph.
+            with torch._C.DisableTorchFunction(), stance("default"):
+                yield
+        else:
+            yield
+    finally:
+        _local.busy = before
+
+
+def stance(name: str) -> AbstractContextManager[Any]:
+    """torch.compile's stance, for a while; nothing where no compiler has been loaded."""
+    if not {"torch._dynamo", "torch.nn.attention.flex_attention"} & set(sys.modules):
+        return nullcontext()
+    return torch.compiler.set_stance(name)
+
+
+class Shared:
+    """Something that is put in place for the first of several watches, in any thread, and taken away after the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._stack = ExitStack()
+
+    def install(self, stack: ExitStack) -> None:
+        """Put it in place; what undoes it goes onto the stack."""
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._count:
+                with ExitStack() as stack:
+                    self.install(stack)
+                    self._stack = stack.pop_all()
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                self._stack.close()
+
+
+class Uncompiled(Shared):
+    """Compiled models run uncompiled while they are watched: nobody sees into a compiled graph."""
+
+    def install(self, stack: ExitStack) -> None:
+        stack.enter_context(stance("force_eager"))
+
+
+UNCOMPILED = Uncompiled()

@@ -1,0 +1,76 @@
+"""Tensors that other people's code uses as masks, read once per tensor: which of them are causal, padding, or a bias.
+
+torch's attention takes booleans (True = may attend) or numbers that are added to the scores. A table of 0 and -inf is
+a mask; a table whose rows are all alike is padding; a lower triangle is causal. All else stays as it came.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sightline.masks import Mask, causal, dense, padding
+
+
+class Table(NamedTuple):
+    """What a tensor means: a mask, or a bias, and which rows may see something (None: all)."""
+
+    mask: Mask | None
+    bias: Tensor | None
+    sees: Tensor | None
+
+
+class Tables:
+    """What was read of the latest tensors: layers share their masks, so each is looked at once."""
+
+    def __init__(self, most: int = 4) -> None:
+        self._kept: list[tuple[Tensor, int, tuple[int, ...], Table]] = []
+        self._most = most
+
+    def read(self, tensor: Tensor, shape: tuple[int, ...]) -> Table:
+        """What a mask tensor means for a call of shape (batch, heads, queries, keys)."""
+        version = -1 if tensor.is_inference() else tensor._version
+        for known, at, of, table in self._kept:
+            if known is tensor and at == version and of == shape:
+                return table
+        table = read(tensor, shape)
+        self._kept = [(tensor, version, shape, table), *self._kept][: self._most]
+        return table
+
+    def clear(self) -> None:
+        self._kept = []
+
+
+@torch.no_grad()
+def read(tensor: Tensor, shape: tuple[int, ...]) -> Table:
+    """What a mask tensor means for a call of shape (batch, heads, queries, keys)."""
+    tensor = tensor.detach()
+    if tensor.dtype != torch.bool:
+        hidden = tensor == -torch.inf
+        if bool((tensor.masked_fill(hidden, 0) != 0).any()):
+            return Table(None, tensor, _sees(~hidden))
+        tensor = ~hidden
+    if bool(tensor.all()):
+        return Table(None, None, None)
+    while tensor.dim() < 4:
+        tensor = tensor[None]
+    *_, queries, keys = shape
+    sees = _sees(tensor)
+    rows = tensor.shape[-2]
+    if rows == 1 or (queries > 1 and bool((tensor == tensor[..., :1, :]).all())):
+        one = tensor[..., 0, :]
+        if bool((one == one[:, :1]).all()) and one.shape[-1] == keys:
+            return Table(padding(one[:, 0]), None, sees)
+    if rows == queries == keys and tensor.shape[-1] == keys:
+        triangle = torch.ones(queries, keys, dtype=torch.bool, device=tensor.device).tril()
+        if bool((tensor == triangle).all()):
+            return Table(causal(), None, None)
+    return Table(dense(tensor), None, sees)
+
+
+def _sees(visible: Tensor) -> Tensor | None:
+    """Which rows see something, `[..., rows]`; None if all do."""
+    some = visible.any(-1)
+    return None if bool(some.all()) else some

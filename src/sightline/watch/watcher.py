@@ -1,0 +1,308 @@
+"""One watch: what it is told of attention calls becomes the layers of a `Seen`."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError, explain
+from sightline.watch import hf, state
+from sightline.watch.account import Place, Wanted, account
+from sightline.watch.cells import repeats
+from sightline.watch.choose import HeadChoice, LayerChoice
+from sightline.watch.folder import Writer
+from sightline.watch.grow import Layer, Part
+from sightline.watch.mode import WatchMode
+from sightline.watch.portable import bias_heads, mask_heads, mask_to
+from sightline.watch.seen import Seen
+from sightline.watch.ship import Shipper
+from sightline.watch.tables import Tables
+from sightline.watch.tokens import Reader
+from sightline.watch.where import inner, inside, names_of
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+
+# A table of queries x keys is kept beside a map of up to this many cells, as the map itself is.
+_SMALL = 512 * 512
+
+
+class Looked(NamedTuple):
+    """One attention call as a handler understood it, in four axes."""
+
+    call: Call
+    row: Tensor
+    first_query: int  # its position among all keys; -1 for cross-attention
+    first_key: int
+
+
+class Watcher:
+    """Between entering and leaving the block: hooks, hears, and gives back what it took."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: LayerChoice,
+        heads: HeadChoice,
+        wanted: Wanted,
+        keep: bool,
+        folder: Path | None,
+        reader: Reader,
+        fused: bool,
+    ) -> None:
+        self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
+        self.keep, self.fused, self.reader = keep, fused, reader
+        self.names = names_of(model)
+        self.encoder, self.decoder = hf.halves(inner(model))
+        self.seen = Seen(meta=_meta(model), reader=reader)
+        self.thread = threading.get_ident()
+        self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
+        self.ship, self.tables = Shipper(), Tables()
+        self.moved: dict[int, tuple[Any, Any]] = {}  # masks and biases of this pass, and their copies on the CPU
+        self.stack = ExitStack()
+        self.passes = 0
+        self.order: dict[str, int] = {}
+        self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
+        self.counts: dict[str, int] = {}  # calls of each module in this pass
+        self.continues = False
+        self.warned = False
+        self.repeats: tuple[Tensor, Tensor] | None = None
+
+    def __enter__(self) -> Seen:
+        self.thread = threading.get_ident()
+        with ExitStack() as stack:
+            stack.enter_context(state.UNCOMPILED)
+            stack.enter_context(hf.INTERFACE)
+            for module in (inner(self.model), self.encoder, self.decoder):
+                if module is not None:
+                    stack.callback(module.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
+            state.push(self)
+            stack.callback(state.drop, self)
+            stack.enter_context(WatchMode())
+            self.stack = stack.pop_all()
+        if self.writer is not None:
+            self.writer.begin()
+        return self.seen
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.stack.close()
+        self.ship.close()
+        self.tables.clear()
+        self.moved = {}
+        self.reader.arrive()
+        if self.writer is not None:
+            self.writer.finish(complete=kind is None)
+        if kind is None:
+            self._say_if_nothing()
+
+    def _say_if_nothing(self) -> None:
+        if self.seen.layers:
+            return
+        if self.order:
+            text = explain(
+                f"sl.watch chose no layer ({self.layers})",
+                expected="one of the layers that ran",
+                got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
+                hint="layers=None for all",
+            )
+        else:
+            text = explain(
+                "sl.watch saw no attention",
+                expected=f"{type(self.model).__name__} to run in this block, in this thread, and to call torch's or "
+                "transformers' attention functions",
+                got="no pass of the model" if not self.passes else "a pass without such a call",
+                hint="attention written out by hand (matmul and softmax) cannot be seen: use "
+                "F.scaled_dot_product_attention, or sl.observe",
+            )
+        self.seen._empty = text
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+    # What happens in the model.
+
+    def _begins(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A pass begins: in the model itself, or in its encoder alone."""
+        if threading.get_ident() != self.thread:
+            return
+        if inside("_beam_search", "transformers"):
+            raise InputError(
+                explain(
+                    "beam search cannot be watched",
+                    expected="greedy search or sampling: one sequence for each input",
+                    got="beams, which change places between steps",
+                    hint="generate(num_beams=1), or watch one pass over the finished text",
+                )
+            )
+        if inside("_assisted_decoding", "transformers"):
+            raise InputError(
+                explain(
+                    "assisted decoding cannot be watched",
+                    expected="steps that only add tokens",
+                    got="candidates that are taken back",
+                    hint="generate(…) without an assistant, or watch one pass over the finished text",
+                )
+            )
+        if module is inner(self.model):
+            self.passes += 1
+            self.counts = {}
+            self.continues = False
+            self.repeats = None
+            self.moved = {}
+            if self.decoder is None:
+                self.reader.begins(args, kwargs)
+            if self.writer is not None:
+                self.writer.maybe_write()
+        elif module is self.encoder:
+            self.reader.encodes(args, kwargs)
+        else:
+            self.reader.begins(args, kwargs)
+
+    def name_of(self, module: nn.Module) -> str | None:
+        return self.names.get(id(module))
+
+    def wants(self, name: str) -> bool:
+        index = self.order.setdefault(name, len(self.order))
+        return self.layers(name, index)
+
+    def note(self, name: str, first_query: int, end_key: int) -> str:
+        """A call of a layer, watched or not: what it is called, and whether it goes on with what was there."""
+        self.counts[name] = self.counts.get(name, 0) + 1
+        full = name if self.counts[name] == 1 else f"{name}#{self.counts[name]}"
+        before = self.ends.get(full)
+        if before is not None and before[0] != self.passes:
+            if 0 < first_query == before[1]:
+                self.continues = True
+            if not self.continues:
+                self._restart()
+        self.ends[full] = (self.passes, end_key)
+        self.reader.settle(self.continues)
+        return full
+
+    def _restart(self) -> None:
+        """A new input: its sights take the place of those before."""
+        grown = self.reader.grows()
+        if self.seen.layers and not self.warned and not grown:
+            self.warned = True
+            warnings.warn(
+                explain(
+                    "a second run began inside one sl.watch block",
+                    expected="one forward pass or one generation in a block",
+                    got="another input: its sights take the place of the first one's",
+                    hint="one block for each run: with sl.watch(model) as seen: model(…)",
+                ),
+                UserWarning,
+                stacklevel=2,
+            )
+        self.seen._layers.clear()
+        self.seen.meta["runs"] += 1
+        self.ends.clear()
+        self.reader.restart()
+
+    def record(self, module: nn.Module, name: str, looked: Looked) -> None:
+        """The account of one call becomes a part of its layer."""
+        call, row, first_query, first_key = looked
+        s = call.sizes
+        end_key = first_key + s.keys
+        full = self.note(name, first_query, end_key)
+        layer = self.seen._layers.get(full)
+        heads = self.heads(name, s.heads)
+        if heads is not None:
+            call, row = _some_heads(call, row, heads)
+        if layer is None:
+            kind = "cross" if first_query < 0 else "self"
+            layer = Layer(full, self.order[name], kind, type(module).__name__, heads, self.wanted)
+            self.seen._layers[full] = layer
+        assert isinstance(layer, Layer)
+        place = Place(layer.queries if layer.parts else 0, first_key, first_query, self._repeats(name, looked, end_key))
+        with torch.inference_mode(False), torch.no_grad():
+            found = account(call, row, self.wanted, place)
+            if self.keep:
+                new = call.k if not layer.parts else call.k[..., -s.queries :, :]
+                own = layer.kind == "cross" and layer.parts
+                found["q"] = _own(call.q)
+                found["k"] = call.k[..., :0, :] if own else _own(new)
+            if call.sinks is not None:
+                found["sinks"] = _own(call.sinks)
+            tables = self.keep or s.queries * s.keys <= _SMALL
+            mask = self._once(call.mask, lambda: mask_to(call.mask, "cpu", tables))
+            bias = None
+            if self.keep:
+                bias = self._once(call.bias, lambda: _to_cpu(call.bias))
+            about = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
+        layer.parts.append(Part(about, place.row, first_key, end_key, self.ship.send(found)))
+        if self.writer is not None and len(layer.parts) == 1:
+            self.writer.add(layer)
+
+    def _once(self, thing: Any, make: Callable[[], Any]) -> Any:
+        """A copy on the CPU of something that layers share, made once in a pass."""
+        if id(thing) not in self.moved:
+            self.moved[id(thing)] = (thing, make())
+        return self.moved[id(thing)][1]
+
+    def _repeats(self, name: str, looked: Looked, end_key: int) -> Tensor | None:
+        """Where an induction head would look, from the tokens; the same for all layers of a pass."""
+        if not self.wanted.shares or looked.first_query < 0:
+            return None
+        encodes = self.encoder is not None and name.startswith(f"{self.names[id(self.encoder)]}.")
+        ids = self.reader.memory if encodes else self.reader.ids
+        if ids is None or ids.shape != (looked.call.sizes.batch[0], end_key):
+            return None
+        if self.repeats is None or self.repeats[0] is not ids:
+            self.repeats = (ids, repeats(ids))
+        return self.repeats[1][:, looked.first_query :]
+
+
+def _to_cpu(bias: Any) -> Any:
+    return bias.to("cpu", copy=True) if isinstance(bias, Tensor) else bias
+
+
+def _own(x: Tensor) -> Tensor:
+    """A copy: the model may write into its own tensors, and a view would hold what it is a view of."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _some_heads(call: Call, row: Tensor, heads: list[int]) -> tuple[Call, Tensor]:
+    groups = call.sizes.groups
+    index = torch.tensor(heads, device=call.device)
+    sinks = call.sinks
+    if sinks is not None:
+        sinks = sinks.expand(*sinks.shape[:-1], call.sizes.heads).index_select(-1, index)
+    k = call.k.index_select(1, index // groups)
+    part = call.replace(
+        q=call.q.index_select(1, index),
+        k=k,
+        v=k,
+        sizes=call.sizes._replace(heads=len(heads), kv_heads=len(heads)),
+        mask=mask_heads(call.mask, heads),
+        bias=bias_heads(call.bias, heads),
+        sinks=sinks,
+    )
+    return part, row.index_select(1, index)
+
+
+def _meta(model: nn.Module) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    base = inner(model)
+    first = next(base.parameters(), None)
+    try:
+        ours = version("sightline")
+    except PackageNotFoundError:
+        ours = "unknown"
+    config = getattr(base, "config", None)
+    return {
+        "model": type(base).__name__,
+        "parameters": sum(p.numel() for p in base.parameters()),
+        "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
+        "device": None if first is None else first.device.type,
+        "implementation": getattr(config, "_attn_implementation", None),
+        "torch": torch.__version__,
+        "sightline": ours,
+        "runs": 1,
+    }

@@ -1,0 +1,63 @@
+"""Which module of a model is running: found on the call stack, so that no module is touched.
+
+A frame whose first argument is a module of the model is a method of it. The innermost one is where attention is
+called from. Nothing is installed in the model, and other threads have other stacks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+
+def names_of(model: nn.Module) -> dict[int, str]:
+    """The path of every module by its identity; a module with several paths has its first.
+
+    >>> sorted(names_of(nn.Sequential(nn.Linear(2, 2))).values())
+    ['0', 'Sequential']
+    """
+    # The parts that torch.compile and data parallelism wrap around a model are no part of its paths.
+    found: dict[int, str] = {}
+    for path, module in model.named_modules():
+        steps = [step for step in path.split(".") if step != "_orig_mod"]
+        found.setdefault(id(module), ".".join(steps) or type(inner(model)).__name__)
+    return found
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """The model inside what torch.compile wraps around it."""
+    while isinstance(wrapped := getattr(model, "_orig_mod", None), nn.Module):
+        model = wrapped
+    return model
+
+
+def callers(skip: int = 1) -> Iterator[tuple[FrameType, Any]]:
+    """The frames of the stack from the inside out, each with its first argument."""
+    frame: FrameType | None = sys._getframe(skip + 1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount:
+            yield frame, frame.f_locals.get(code.co_varnames[0])
+        frame = frame.f_back
+
+
+def running(names: dict[int, str]) -> nn.Module | None:
+    """The innermost running module among those named, or None."""
+    for _, first in callers(2):
+        if isinstance(first, nn.Module) and id(first) in names:
+            return first
+    return None
+
+
+def inside(name: str, module: str) -> bool:
+    """Whether a function of this name, of a module whose path begins so, is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == name and str(frame.f_globals.get("__name__", "")).startswith(module):
+            return True
+        frame = frame.f_back
+    return False

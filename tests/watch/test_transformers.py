@@ -1,0 +1,160 @@
+"""transformers' models, watched on their own kernels, against their own eager account of the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import watch_cases as tiny
+from sightline.watch import watch
+from watch_cases import STATS, check_statistics, layers_of, rows_that_exist
+
+RUNS = [
+    (family, implementation, padding)
+    for family in tiny.FAMILIES
+    for implementation in (["eager"] if family in tiny.EAGER_ONLY else ["sdpa", "eager"])
+    for padding in ([None] if family == "vit" else [None, "left", "right"])
+]
+
+
+@pytest.mark.parametrize("family, implementation, padding", RUNS)
+def test_statistics_and_tiles_are_those_of_eager(family, implementation, padding):
+    model, given = tiny.model(family, implementation), tiny.inputs(family, padding)
+    reference = model if implementation == "eager" else tiny.model(family, "eager")
+    with torch.no_grad():
+        expected = reference(**given, output_attentions=True)
+        plain = model(**given)
+        with watch(model, stats=STATS) as seen:
+            output = model(**given)
+    torch.testing.assert_close(tiny.logits(output), tiny.logits(plain), atol=1e-5, rtol=1e-5)
+    if implementation == "eager" or padding is None:
+        assert torch.equal(tiny.logits(output), tiny.logits(plain)), "the same kernels give the same bits"
+    names = layers_of(family, seen)
+    for kind, maps in tiny.attentions(family, expected).items():
+        assert len(maps) == len(names[kind])
+        for name, weights in zip(names[kind], maps):
+            check_statistics(seen[name], weights, rows_that_exist(family, kind, given))
+
+
+@pytest.mark.parametrize("family", tiny.EAGER_ONLY)
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_an_eager_model_can_run_fused(family, padding):
+    model, given = tiny.model(family, "eager"), tiny.inputs(family, padding)
+    real = given["attention_mask"].bool()
+    with torch.no_grad():
+        expected = model(**given, output_attentions=True)
+        with watch(model, stats=STATS, fused=True) as seen:
+            output = model(**given)
+    torch.testing.assert_close(output.logits[real], expected.logits[real], atol=1e-4, rtol=1e-4)
+    for name, weights in zip(seen.layers, expected.attentions):
+        check_statistics(seen[name], weights, given["attention_mask"])
+
+
+def test_no_table_of_queries_by_keys_is_made(monkeypatch):
+    from transformers import masking_utils
+
+    model, given = tiny.model("mistral"), tiny.inputs("mistral", "left")
+    with torch.no_grad():
+        plain = model(**given).logits
+
+        def refuse(*args):
+            raise AssertionError("a mask was written out")
+
+        monkeypatch.setattr(masking_utils, "_non_vmap_expansion_sdpa", refuse)
+        with watch(model):
+            output = model(**given).logits
+        with pytest.raises(AssertionError, match="written out"), watch(model, layers=0):
+            model(**given)  # a layer that is not watched runs as it always did
+    torch.testing.assert_close(output, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_are_not_chosen_run_untouched():
+    model, given = tiny.model("llama"), tiny.inputs("llama", "left")
+    with torch.no_grad():
+        plain = model(**given).logits
+        with watch(model, layers="model.layers.1") as seen:
+            output = model(**given).logits
+    assert seen.layers == ["model.layers.1.self_attn"]
+    torch.testing.assert_close(output, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_attentions_that_were_asked_for_are_still_given():
+    model, given = tiny.model("gpt2", "eager"), tiny.inputs("gpt2")
+    with torch.no_grad(), watch(model) as seen:
+        output = model(**given, output_attentions=True)
+    assert len(output.attentions) == 2
+    torch.testing.assert_close(seen[1].tile(slice(0, 12), slice(0, 12)), output.attentions[1], atol=1e-6, rtol=0)
+
+
+def test_a_mask_of_ones_own_making():
+    model, given = tiny.model("llama"), tiny.inputs("llama")
+    table = torch.rand(3, 1, 12, 12, generator=torch.Generator().manual_seed(1)) < 0.6
+    table |= torch.eye(12, dtype=torch.bool)
+    given["attention_mask"] = table
+    reference = tiny.model("llama", "eager")
+    own = torch.where(table, 0.0, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        expected = reference(**given | {"attention_mask": own}, output_attentions=True)
+        with watch(model) as seen:
+            model(**given)
+    for name, weights in zip(seen.layers, expected.attentions):
+        torch.testing.assert_close(seen[name].tile(slice(0, 12), slice(0, 12)), weights, atol=1e-5, rtol=0)
+
+
+def test_packed_sequences():
+    model, given = tiny.model("llama"), tiny.inputs("llama", batch=1)
+    given = {"input_ids": given["input_ids"], "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])}
+    reference = tiny.model("llama", "eager")
+    with torch.no_grad():
+        expected = reference(**given, output_attentions=True, use_cache=False)
+        with watch(model) as seen:
+            model(**given, use_cache=False)
+    assert expected.attentions[0][0, 0, 5:, :5].abs().max() == 0, "two sequences"
+    for name, weights in zip(seen.layers, expected.attentions):
+        torch.testing.assert_close(seen[name].tile(slice(0, 12), slice(0, 12)), weights, atol=1e-5, rtol=0)
+
+
+def test_gradients_flow_as_before():
+    model, given = tiny.model("llama"), tiny.inputs("llama", "right")
+    labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
+
+    def gradients(watched):
+        model.zero_grad()
+        if watched:
+            with watch(model) as seen:
+                model(**given, labels=labels).loss.backward()
+            assert not seen[0].entropy.requires_grad
+        else:
+            model(**given, labels=labels).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    for mine, theirs in zip(gradients(True), gradients(False)):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_layers_that_run_again_for_their_gradients_are_seen_once():
+    model, given = tiny.model("llama").train(), tiny.inputs("llama")
+    model.gradient_checkpointing_enable()
+    with watch(model) as seen:
+        model(**given, use_cache=False).logits.sum().backward()
+    assert seen.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+
+
+def test_a_model_that_weighs_in_another_way_is_not_believed(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    from sightline.errors import SightlineError
+
+    own = modeling_llama.eager_attention_forward
+
+    def sharpened(module, query, key, value, mask, scaling, **more):
+        return own(module, query, key, value, mask, 3 * scaling, **more)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", sharpened)
+    model, given = tiny.model("llama", "eager"), tiny.inputs("llama")
+    with (
+        torch.no_grad(),
+        pytest.raises(SightlineError, match=r"model.layers.0.self_attn weighs differently"),
+        watch(model),
+    ):
+        model(**given)
