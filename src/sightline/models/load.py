@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.lens.limits import require
@@ -40,12 +41,27 @@ def load(
     dtype = _dtype(checkpoint, dtype, device)
     # A tokenizer of another model is refused before memory is taken for this one.
     tokenizer = checkpoint.tokenizer
-    size = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names) * dtype.itemsize
+    size = checkpoint.parameters * dtype.itemsize
     require(f"the weights of {checkpoint.source}", size, device, "dtype=torch.bfloat16, a smaller model, or a GPU")
 
     from sightline.models.build import build
 
-    return build(checkpoint, dtype=dtype, device=device), tokenizer
+    with _NoInitialising():
+        model = build(checkpoint, dtype=dtype, device=device)
+    return model, tokenizer
+
+
+class _NoInitialising(TorchFunctionMode):
+    """Leave parameters as they are made: all of them are replaced, and random numbers would take longer than reading.
+
+    (On the meta device, where there are none to draw, `normal_` still loads all of torch's compiler: two seconds.)
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
 
 
 def _device(device: torch.device | str | None) -> torch.device:
@@ -69,7 +85,8 @@ def _dtype(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.devi
         if device.type == "cpu" or not checkpoint.names:
             return torch.float32
         largest = max(checkpoint.names, key=lambda name: math.prod(checkpoint.shape(name)))
-        return checkpoint.dtype(largest)
+        kept = checkpoint.dtype(largest)
+        return kept if kept.is_floating_point else torch.float32
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise InputTypeError(
             explain(
