@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 import torch
 
 from sightline.errors import InputError, InputTypeError, MissingExtraError, explain
+from sightline.plots.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,18 +141,12 @@ def save(figure: Figure, path: str | Path) -> Path:
                 hint=f"{path.stem}.svg",
             )
         )
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=f".part.{kind}")
-    os.close(handle)
-    try:
-        # Without the date of today the same picture is the same file.
-        about = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        with style():
-            figure.savefig(temporary, format=kind, dpi=160, metadata=about, bbox_inches="tight", pad_inches=0.06)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    # Without the date of today the same picture is the same file.
+    about = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+
+    def draw(file: Path) -> None:
+        figure.savefig(file, format=kind, dpi=160, metadata=about, bbox_inches="tight", pad_inches=0.06)
+
+    with style():
+        write_whole(path, draw)
     return path
