@@ -75,6 +75,15 @@ def test_larger_blocks_read_too(kind: Kind, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.numpy(), gguf.quants.dequantize(content, kind))
 
 
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_1])
+def test_a_file_that_shrinks_is_an_error(kind: Kind, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", llama_tensors(), kind=kind)
+    checkpoint = open_checkpoint(path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(CheckpointError, match="a file that ends before"):
+        _ = [checkpoint.read(name) for name in checkpoint.names]
+
+
 def test_rows_are_turned_back_as_transformers_turns_them(tmp_path: Path) -> None:
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 

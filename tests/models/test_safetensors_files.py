@@ -28,7 +28,7 @@ def test_every_dtype_reads_as_the_library_wrote_it(dtype: torch.dtype, tmp_path:
 
 
 def test_a_tensor_has_memory_of_its_own(tmp_path: Path) -> None:
-    """What happens to the file later does not change weights that were read."""
+    """What happens to the file later does not change weights that were read, nor end the process."""
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.arange(10.0)}, path)
     file = TensorFile(path)
@@ -38,6 +38,9 @@ def test_a_tensor_has_memory_of_its_own(tmp_path: Path) -> None:
         raw.write(bytes(40))
     assert torch.equal(read, torch.arange(10.0))
     assert torch.equal(file.read("a", torch.float16), torch.zeros(10, dtype=torch.float16))
+    os.truncate(path, path.stat().st_size - 5)
+    with pytest.raises(CheckpointError, match="'a' without its last 5 bytes"):
+        file.read("a")
 
 
 def entry(**changes: object) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """A trained model on disk, opened but not read: its config, and the names, shapes and dtypes of its tensors.
 
 Whatever a file claims is compared with the size of the file first, so that opening a damaged or hostile one takes no
-memory to speak of. Tensors are read one at a time, from a memory map.
+memory to speak of. Tensors are read one at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numbers of a GGUF tensor, from a map of the file: plain ones as they are, blocks through the `gguf` library."""
+"""The numbers of a GGUF tensor: plain ones as they are, quantised blocks through the `gguf` library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.models.checkpoint import refused
 from sightline.models.gguf_header import GGUFTensor, gguf_library
 
 # Types that are plain numbers, by the number GGUF gives them.
@@ -34,19 +35,25 @@ def read_numbers(path: Path, tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
     result = torch.empty(tensor.shape, dtype=dtype)
     if not result.numel():
         return result
-    content = np.memmap(path, dtype=np.uint8, mode="r", offset=tensor.start, shape=(tensor.size,))
     gguf = gguf_library()
     kind = gguf.GGMLQuantizationType(tensor.kind)
     block, width = gguf.constants.GGML_QUANT_SIZES[kind]
-    blocks, flat = content.reshape(-1, width), result.view(-1)
-    step = CHUNK // block
-    for start in range(0, len(blocks), step):
-        part = blocks[start : start + step]
-        if tensor.kind in PLAIN:
-            # Copied, because torch takes no memory that must not be written to.
-            numbers = torch.from_numpy(part.copy()).view(PLAIN[tensor.kind]).view(-1)
-        else:
-            # As one long row: the library takes 16 rows at a time, which as blocks would be little.
-            numbers = torch.from_numpy(gguf.quants.dequantize(part.reshape(1, -1), kind)).view(-1)
-        flat[start * block :][: numbers.numel()] = numbers
+    flat, step = result.view(-1), CHUNK // block
+    with path.open("rb") as file:
+        file.seek(tensor.start)
+        for start in range(0, flat.numel(), step * block):
+            goal = flat[start : start + step * block]
+            part = np.fromfile(file, dtype=np.uint8, count=goal.numel() // block * width)
+            if part.size * block < goal.numel() * width:
+                raise refused(
+                    f"{path.name} is damaged",
+                    expected=f"{tensor.size} bytes of one tensor",
+                    got="a file that ends before",
+                    hint="fetch the file again; a copy may have been cut short",
+                )
+            if tensor.kind in PLAIN:
+                goal.copy_(torch.from_numpy(part).view(PLAIN[tensor.kind]))
+            else:
+                # As one long row: the library takes 16 rows at a time, which as blocks would be little.
+                goal.copy_(torch.from_numpy(gguf.quants.dequantize(part.reshape(1, -1), kind)).view(-1))
     return result

@@ -1,13 +1,14 @@
 """Tensors in safetensors files: the header is checked against the file, then tensors are read one at a time.
 
 A file is eight bytes (the length of the header), the header (JSON: of each tensor its dtype, shape, and where its bytes
-begin and end), and the bytes. Here the header must hold in all of this before the library sees the file:
+begin and end), and the bytes. The header must hold in all of this before anything else is read:
 
 - it is no longer than the file, and than any honest header;
 - every dtype is known, and shape times item size is as long as the bytes;
 - the tensors lie one after the other, without holes, and end where the file ends.
 
-So whatever a header promises is there: nobody can make us reserve more memory than the file is long.
+So whatever a header promises is there: nobody can make us reserve more memory than the file is long. Tensors are then
+read, not mapped: the pages of a map would count as memory a second time, and a file that shrinks would end the process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sightline.lens.limits import readable
@@ -43,7 +43,7 @@ DTYPES = {
 
 
 class Entry(NamedTuple):
-    """What the header says of one tensor; its bytes are counted from the end of the header."""
+    """What the header says of one tensor, and where in the file its bytes begin and end."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -57,18 +57,20 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries = read_header(path)
-        self._file: Any = None
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """One tensor in memory of its own."""
-        try:
-            if self._file is None:
-                self._file = safe_open(str(self.path), framework="pt")
-            # A view of the file's map: to keep it would tie the weights to what happens to the file.
-            tensor: Tensor = self._file.get_tensor(name)
-        except SafetensorError as error:
-            raise _damaged(self.path.name, f"{error}") from error
-        return tensor.to(dtype or tensor.dtype, copy=True)
+        entry = self.entries[name]
+        content = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
+        left = content.numpy().data
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(entry.start)
+            # One call reads at most 2 GiB.
+            while len(left) and (n := file.readinto(left)):
+                left = left[n:]
+        if len(left):
+            raise _damaged(self.path.name, f"{name!r} without its last {len(left)} bytes")
+        return content.view(entry.dtype).view(entry.shape).to(dtype or entry.dtype)
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -91,7 +93,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     header.pop("__metadata__", None)
     entries = {name: _entry(path.name, name, said) for name, said in header.items()}
     _check_layout(path.name, entries, size - 8 - length)
-    return entries
+    skip = 8 + length
+    return {name: e._replace(start=skip + e.start, stop=skip + e.stop) for name, e in entries.items()}
 
 
 def _entry(file: str, name: str, said: Any) -> Entry:
