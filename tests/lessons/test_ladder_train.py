@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from sightline.errors import InputError
 from sightline.lessons.ladder import RUNGS, Settings, checkpoint, climb, make_text
 from sightline.lessons.ladder.sample import sample
-from sightline.lessons.ladder.train import Training, _threads
+from sightline.lessons.ladder.threads import threads
+from sightline.lessons.ladder.train import Training
 from sightline.plots import files
 
 SETTINGS = Settings(steps=5, batch=4, context=8, width=8, heads=2, layers=2, sample=6)
@@ -268,7 +269,7 @@ def test_threads_are_as_before_afterwards() -> None:
     before = torch.get_num_threads()
 
     def fail() -> None:
-        with _threads(before + 1):
+        with threads(before + 1):
             assert torch.get_num_threads() == before + 1
             raise Killed
 

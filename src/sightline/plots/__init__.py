@@ -15,12 +15,12 @@ Colours are matplotlib's `magma`, `viridis` and `cividis`: they get lighter even
 print. matplotlib is imported when something is drawn; it comes with the extra `plots`.
 """
 
-from sightline.plots.alignment import alignment
+from sightline.plots.aligned import alignment
 from sightline.plots.canvas import save
-from sightline.plots.curves import curves
+from sightline.plots.heads import portraits
+from sightline.plots.heat import map
 from sightline.plots.image import on_image
-from sightline.plots.map import map
+from sightline.plots.lines import curves
 from sightline.plots.places import on_globe, on_map
-from sightline.plots.portraits import portraits
 
 __all__ = ["map", "alignment", "on_image", "on_map", "on_globe", "portraits", "curves", "save"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from sightline.lessons.ladder.rungs import RUNGS, Rung
 from sightline.lessons.ladder.sample import sample
 from sightline.lessons.ladder.settings import Settings
 from sightline.lessons.ladder.text import Text
+from sightline.lessons.ladder.threads import threads
 
 # Called as `listen(rung, step, loss)`: which rung, after how many steps, and its training loss.
 Listener = Callable[[int, int, float | None], None]
@@ -130,7 +130,7 @@ def climb(
         if folder is not None:
             now.save(folder)
 
-    with _threads(settings.threads):
+    with threads(settings.threads):
         for number, rung in enumerate(RUNGS):
             if number < len(now.done):
                 listen(number, settings.steps, now.done[number]["loss"])
@@ -189,14 +189,3 @@ def _restore(training: Training, now: Checkpoint) -> None:
                 hint="--fresh, to start from the first rung",
             )
         ) from None
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """So many threads inside, as many as before outside: sums over more parts have other last digits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

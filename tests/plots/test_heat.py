@@ -9,7 +9,7 @@ import torch
 import sightline as sl
 from sightline import plots
 from sightline.errors import InputError
-from sightline.plots.map import PIXELS
+from sightline.plots.heat import PIXELS
 
 WORDS = ["I", "am", "not", "interested", "in", "this", "workshop", "now"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sightline import plots
 from sightline.errors import InputError
-from sightline.plots.curves import _spread
+from sightline.plots.lines import _spread
 
 LINES = {
     "no communication": [(1, 4.0), (10, 3.0), (20, 2.4)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def portraits(
-    records: Iterable[Mapping[str, Any]], *, measures: Sequence[str] | None = None, title: str | None = None
-) -> Figure:
+def portraits(records: Iterable[Any], *, measures: Sequence[str] | None = None, title: str | None = None) -> Figure:
     """Measures of heads as tables of layers x heads, one for each measure, each with a scale of its own.
 
     Args:
-        records: one for each head: `layer`, `head`, and any number of measures; a table of pandas works too.
-        measures: which of them, in which order; all numbers of the first record if not given.
+        records: one for each head: `layer`, `head`, and any number of measures. Dictionaries, named tuples such as
+            those of `seen.portraits()`, or a table of pandas.
+        measures: which of them, in which order; all that are numbers if not given.
         title: above the tables.
 
     >>> import sightline.plots as plots
@@ -32,7 +31,7 @@ def portraits(
     """
     if hasattr(records, "to_dict"):
         records = records.to_dict("records")
-    rows = list(records)
+    rows = [row._asdict() if hasattr(row, "_asdict") else row for row in records]
     if not rows or not all("layer" in row and "head" in row for row in rows):
         raise InputError(
             explain(
@@ -42,13 +41,14 @@ def portraits(
                 hint='[{"layer": 0, "head": 0, "entropy": 1.2}, …]',
             )
         )
-    names = list(measures) if measures is not None else [key for key in rows[0] if _is_measure(key, rows[0][key])]
+    found = [key for key in rows[0] if key not in ("layer", "head") and any(_is_number(row.get(key)) for row in rows)]
+    names = found if measures is None else list(measures)
     missing = [name for name in names if any(name not in row for row in rows)]
     if not names or missing:
         raise InputError(
             explain(
                 "the measures are not in every record",
-                expected=", ".join(key for key in rows[0] if _is_measure(key, rows[0][key])) or "some measure",
+                expected=", ".join(found) or "some measure",
                 got=", ".join(missing) or "none",
                 hint='measures=("entropy",)',
             )
@@ -68,11 +68,11 @@ def portraits(
         for name, axes in zip(names, panels.flat):
             table = np.full((len(layers), len(heads)), np.nan)
             for row in rows:
-                table[layers.index(row["layer"]), heads.index(int(row["head"]))] = float(row[name])
+                table[layers.index(row["layer"]), heads.index(int(row["head"]))] = _number(row[name])
             image = axes.imshow(table, cmap="cividis", aspect="auto", interpolation="nearest")
             axes.set_title(name)
             _count(axes.xaxis, heads)
-            _count(axes.yaxis, layers)
+            _count(axes.yaxis, _short(layers))
             axes.tick_params(length=0)
             bar = figure.colorbar(image, ax=axes, aspect=18, pad=0.03)
             bar.outline.set_visible(False)
@@ -86,8 +86,28 @@ def portraits(
     return figure
 
 
-def _is_measure(key: str, value: Any) -> bool:
-    return key not in ("layer", "head") and isinstance(value, int | float | np.number) and not isinstance(value, bool)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> float:
+    """A measure; what was not measured is blank."""
+    return float(value) if _is_number(value) else float("nan")
+
+
+def _short(layers: Sequence[Any]) -> list[str]:
+    """Names of layers without what all of them begin and end with.
+
+    >>> _short(["encoder.layers.0.attention", "encoder.layers.1.attention", "encoder.layers.10.attention"])
+    ['0', '1', '10']
+    """
+    parts = [str(layer).split(".") for layer in layers]
+    shortest = min(len(name) for name in parts)
+    if len(parts) < 2 or shortest < 2:
+        return [".".join(name) for name in parts]
+    front = next((i for i in range(shortest) if len({name[i] for name in parts}) > 1), shortest - 1)
+    back = next((i for i in range(shortest - front) if len({name[-1 - i] for name in parts}) > 1), 0)
+    return [".".join(name[front : len(name) - back]) for name in parts]
 
 
 def _count(axis: Any, names: Sequence[Any], most: int = 12) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,6 +40,23 @@ def test_a_table_of_pandas_and_a_choice_of_measures() -> None:
 def test_heads_that_are_missing_are_blank() -> None:
     drawn = tables(plots.portraits(RECORDS[:-1]))
     assert np.isnan(np.ma.filled(drawn["entropy"].astype(float), np.nan)[2, 3])
+
+
+def test_portraits_of_a_watched_model() -> None:
+    """What `seen.portraits()` gives: named tuples, some measures None, layers by their path."""
+
+    class Portrait(NamedTuple):
+        layer: str
+        head: int
+        first: float | None
+        induction: float | None
+
+    names = [f"decoder.layers.{i}.attention" for i in range(2)]
+    figure = plots.portraits([Portrait(name, head, None if head else 0.5, None) for name in names for head in (0, 1)])
+    drawn = tables(figure)
+    assert list(drawn) == ["first"]
+    np.testing.assert_array_equal(np.ma.filled(drawn["first"], np.nan), [[0.5, np.nan]] * 2)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
