@@ -138,17 +138,18 @@ def _whole(
     call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]
 ) -> Tensor | None:
     s = call.sizes
-    if not s.queries or not s.keys:
-        return None
-    band, span = slice(0, s.queries), slice(0, s.keys)
-    tile = see(call, row, scaled_rows(call, band), band, Columns(span, call.mask is not None))
     parts = _accumulators(call, row, rows, wanted, place)
-    for part in parts.values():
-        part.add(tile)
+    weights = None
+    if s.queries and s.keys:
+        band, span = slice(0, s.queries), slice(0, s.keys)
+        tile = see(call, row, scaled_rows(call, band), band, Columns(span, call.mask is not None))
+        for part in parts.values():
+            part.add(tile)
+        weights = tile.weights
     _collect(parts, found)
     if wanted.pictures:
         _pictures(call, row, wanted, found)
-    return tile.weights
+    return weights
 
 
 def _by_tiles(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> None:
@@ -224,6 +225,8 @@ def bins(start: int, length: int, cell: int) -> Axis:
     >>> bins(3, 6, 4).edges  # cells 3 to 9 of the whole: the bins 0-4, 4-8 and 8-12 hold 1, 4 and 1 of them
     array([0, 1, 5, 6])
     """
+    if not length:
+        return Axis(np.zeros(1, dtype=np.int64), None, cell)
     inner = np.arange(start // cell + 1, -(-(start + length) // cell)) * cell - start
     edges = np.concatenate([[0], inner, [length]]).astype(np.int64)
     return Axis(edges, None, cell if start % cell == 0 else 0)

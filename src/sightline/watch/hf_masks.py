@@ -200,8 +200,7 @@ class LazyMask(Tensor):
     def written(self) -> Tensor:
         """The table."""
         if self._made is None:
-            with torch._C.DisableTorchFunction():
-                self._made = self._make()
+            self._made = self._make()
         return self._made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

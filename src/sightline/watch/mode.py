@@ -75,6 +75,8 @@ def audience(module: nn.Module | None = None) -> Audience | None:
 class WatchMode(TorchFunctionMode):
     """Hands attention calls of watched models to their handlers, and lets everything else pass."""
 
+    is_watch = True
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         handler = _handlers().get(func)

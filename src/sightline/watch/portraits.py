@@ -142,9 +142,10 @@ def induction(
 
     In the second half, the score is the mean weight of the token that came after the same token in the first half.
 
-    >>> from sightline import nn as slnn
-    >>> model = slnn.Decoder(16, heads=2, depth=1, vocabulary=50).eval()  # doctest: +SKIP
-    >>> induction(model, 50)  # doctest: +SKIP
+    >>> from sightline.nn import Decoder
+    >>> model = nn.Sequential(nn.Embedding(50, 16), Decoder(16, heads=2, layers=1)).eval()
+    >>> sorted(induction(model, length=8))
+    [('1.layers.0.attention', 0), ('1.layers.0.attention', 1)]
     """
     from sightline.watch.api import watch
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import overrides
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,13 +61,28 @@ def quiet(compiled: bool = False) -> Iterator[None]:
     before, _local.busy = _local.busy, True
     try:
         if compiled:
-            # A compiler would trace the function modes into its graph.
-            with torch._C.DisableTorchFunction(), stance("default"):
+            with _without_modes(), stance("default"):
                 yield
         else:
             yield
     finally:
         _local.busy = before
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """Take the watches' function modes off the stack: a compiler would trace them into its graph."""
+    taken = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
+    left = [mode for mode in taken if not getattr(mode, "is_watch", False)]
+    for mode in left:
+        overrides._push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in left:
+            overrides._pop_mode()
+        for mode in taken:
+            overrides._push_mode(mode)
 
 
 def stance(name: str) -> AbstractContextManager[Any]:
