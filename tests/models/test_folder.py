@@ -80,6 +80,8 @@ def test_a_hub_snapshot_works_as_it_is(shards: int, tmp_path: Path) -> None:
     assert checkpoint.beside("1_Pooling/config.json") == {"pooling_mode_mean_tokens": True}
     (tmp_path / "shortcut").symlink_to(snapshot)
     assert open_checkpoint(tmp_path / "shortcut").names == sorted(tensors)
+    with pytest.raises(CheckpointError, match=f"the weights lie: {snapshot}"):
+        open_checkpoint(snapshot.parent.parent)
 
 
 # What must not be followed

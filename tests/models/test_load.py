@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, models
 
 from model_files import LLAMA, llama_tensors, write_folder, write_gguf
-from sightline.errors import InputError, InputTypeError, TooLargeError
+from sightline.errors import InputError, InputTypeError, MissingExtraError, TooLargeError
 from sightline.models import CheckpointError, build, load
 
 
@@ -59,6 +60,16 @@ def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
 def test_a_dtype_that_is_none_is_refused(dtype: Any) -> None:
     with pytest.raises(InputTypeError, match="weights cannot be of this dtype"):
         load("minilm", dtype=dtype)
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "gguf"])
+def test_a_missing_package_names_the_extra(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path: Path | str = write_gguf(tmp_path / "x.gguf", llama_tensors()) if package == "gguf" else "minilm"
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError) as error:
+        load(path)
+    assert f"`{package}`" in str(error.value)
+    assert "pip install 'sightline[models]'" in str(error.value)
 
 
 # Before memory is taken

@@ -66,9 +66,10 @@ def check(
                 typer.echo(f"{name}: {line}")
             typer.echo(f"{name}: {run(name)}")
             ran += 1
-        except (SightlineError, OSError) as error:
+        except Exception as error:  # whatever goes wrong is the answer, and the others are looked at all the same
             wrong += 1
-            typer.echo(f"{name}: {error}", err=True)
+            kind = "" if isinstance(error, SightlineError) else f"{type(error).__name__}: "
+            typer.echo(f"{name}: {kind}{error}", err=True)
     raise typer.Exit(1 if wrong or not ran else 0)
 
 

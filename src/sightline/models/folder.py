@@ -127,11 +127,12 @@ def _weights(folder: Path) -> dict[str, TensorFile]:
             hint="where you trust the file: model = transformers.AutoModel.from_pretrained(folder), then "
             "model.save_pretrained(new_folder) writes safetensors",
         )
+    snapshot = next(iter(sorted(folder.glob("snapshots/*/config.json"))), None)
     raise refused(
         f"{folder} has no weights that can be read",
         expected=f"model.safetensors, or shards with {INDEX}",
         got=_listing(folder),
-        hint="give the folder in which config.json and the weights lie",
+        hint=f"give the folder in which config.json and the weights lie{f': {snapshot.parent}' if snapshot else ''}",
     )
 
 

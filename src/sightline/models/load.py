@@ -27,7 +27,8 @@ def load(
     """A trained model made of `sl.nn` parts, ready to run, and its tokenizer (None if the checkpoint has none).
 
     `name_or_folder` is "minilm", "smollm2", a checkpoint folder (config.json, safetensors, tokenizer.json; a snapshot
-    of the hub's cache is one), or a .gguf file. Nothing is downloaded, and no pickle is ever loaded.
+    of the hub's cache is one), or a .gguf file. A folder that is called like a name is "./minilm". Nothing is
+    downloaded, and no pickle is ever loaded.
 
     Without a `dtype` the weights are float32 on the CPU, where other kinds are slower and less exact, and as they are
     in the file elsewhere. Without a `device` the model is on the CPU.
