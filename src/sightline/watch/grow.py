@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from sightline.masks import Band, Mask, Padding, causal, padding, prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
 from sightline.watch.account import Wanted, cell_for, real_keys
-from sightline.watch.kept import KeptSight
+from sightline.watch.kept import KeptSight, gather_bins
 from sightline.watch.mods import Stacked
 
 if TYPE_CHECKING:
@@ -177,27 +178,21 @@ def _overview(parts: list[Part], reduce: str, queries: int, keys: int) -> Tensor
     for part in parts:
         piece = part.found[name]
         own = (cell_for(part.row + part.call.sizes.queries), cell_for(part.end_key))
-        rows = (torch.arange(piece.shape[-2]) + part.row // own[0]) * own[0] // height
-        columns = (torch.arange(piece.shape[-1]) + part.first_key // own[1]) * own[1] // width
-        piece = _into(piece, -1, columns - columns[0], int(columns[-1] - columns[0]) + 1, reduce)
-        piece = _into(piece, -2, rows - rows[0], int(rows[-1] - rows[0]) + 1, reduce)
-        target = grid[
-            ..., int(rows[0]) : int(rows[0]) + piece.shape[-2], int(columns[0]) : int(columns[0]) + piece.shape[-1]
-        ]
+        rows = (np.arange(piece.shape[-2]) + part.row // own[0]) * own[0] // height
+        columns = (np.arange(piece.shape[-1]) + part.first_key // own[1]) * own[1] // width
+        if not len(rows) or not len(columns):
+            continue
+        for dim, bins in ((-1, columns), (-2, rows)):
+            starts = np.flatnonzero(np.diff(bins, prepend=-1))
+            if len(starts) < len(bins):
+                piece = gather_bins(piece, dim, starts, reduce == "max")
+        top, left = int(rows[0]), int(columns[0])
+        target = grid[..., top : top + piece.shape[-2], left : left + piece.shape[-1]]
         if reduce == "max":
             torch.maximum(target, piece, out=target)
         else:
             target += piece
     return grid
-
-
-def _into(x: Tensor, dim: int, index: Tensor, count: int, reduce: str) -> Tensor:
-    if count == x.shape[dim]:
-        return x
-    shape = list(x.shape)
-    shape[dim] = count
-    out = torch.zeros(shape, dtype=x.dtype)
-    return out.index_reduce_(dim, index, x, "amax") if reduce == "max" else out.index_add_(dim, index, x)
 
 
 def _queries_and_keys(layer: Layer, rest: list[Part]) -> tuple[Tensor, Tensor]:

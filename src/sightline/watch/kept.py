@@ -208,14 +208,13 @@ def _regroup(grid: Tensor, dim: int, have: geometry.Axis, want: geometry.Axis, l
         return None
     if np.array_equal(at, np.arange(len(have.edges))):
         return grid
-    picked = grid.narrow(dim, int(at[0]), int(at[-1] - at[0]))
-    index = torch.from_numpy(np.repeat(np.arange(len(at) - 1), np.diff(at)))
-    shape = list(picked.shape)
-    shape[dim] = len(at) - 1
-    out = torch.zeros(shape, dtype=grid.dtype)
-    if largest:
-        return out.index_reduce_(dim, index, picked, "amax")
-    return out.index_add_(dim, index, picked)
+    return gather_bins(grid.narrow(dim, int(at[0]), int(at[-1] - at[0])), dim, at[:-1] - at[0], largest)
+
+
+def gather_bins(grid: Tensor, dim: int, starts: np.ndarray, largest: bool) -> Tensor:
+    """Neighbouring bins put together, each group from its start to the next one's: their sum, or the largest."""
+    reduce = np.maximum.reduceat if largest else np.add.reduceat
+    return torch.from_numpy(reduce(grid.numpy(), starts, axis=dim))
 
 
 def _named(request: object) -> str:
