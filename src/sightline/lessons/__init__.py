@@ -21,7 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["LESSONS", "Lesson", "Page", "find", "run"]
 
 # In the order in which they are best read; each is a file of this name, with _ for -.
-LESSONS = ("average",)
+LESSONS = (
+    "average",
+    "dictionary",
+    "basic",
+    "table",
+    "views",
+    "normalisers",
+    "masks",
+    "heads",
+    "positions",
+    "fixed-or-dynamic",
+    "kids-and-lions",
+    "homonyms",
+)
 
 
 class Lesson(NamedTuple):

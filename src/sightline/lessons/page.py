@@ -93,9 +93,12 @@ class Page:
         """The table of one query, made by `sl.steps`."""
         self._add(Worked(table, digits))
 
-    def picture(self, draw: Callable[[], Figure], about: str) -> None:
-        """A picture of `sightline.plots`: `draw` is called only where it can be shown. `about` says what is on it."""
-        self._add(Picture(draw, about))
+    def picture(self, draw: Callable[[], Figure], about: str, *, width: int = 40) -> None:
+        """A picture of `sightline.plots`: `draw` is called only where it can be shown. `about` says what is on it.
+
+        `width` is in letters of the text; a narrower page shows it smaller.
+        """
+        self._add(Picture(draw, about, width))
 
     def keep(self, name: str, value: Any) -> None:
         """Remember a result by its name, in `page.results`."""
@@ -210,7 +213,7 @@ class Heat:
 
     def show(self, console: Console) -> None:
         console.print()
-        if max(self.matrix.shape) > 16:
+        if self.matrix.shape[0] > 40 or self.matrix.shape[1] > 16:
             console.print(f"[a map of {self.matrix.shape[0]} x {self.matrix.shape[1]}: --html shows it]", markup=False)
         else:
             console.print(rich_heat(self.matrix, self.rows, self.columns, **self._how()))
@@ -238,6 +241,7 @@ class Worked:
 class Picture:
     draw: Callable[[], Figure]
     about: str
+    width: int
 
     def html(self) -> str:
         from sightline.plots.canvas import style
@@ -247,7 +251,7 @@ class Picture:
             self.draw().savefig(out, format="png", dpi=160, metadata={"Software": None}, bbox_inches="tight")
         data = base64.b64encode(out.getvalue()).decode()
         about = html.escape(self.about)
-        image = f'<img src="data:image/png;base64,{data}" alt="{about}" style="width:min(100%,40rem)">'
+        image = f'<img src="data:image/png;base64,{data}" alt="{about}" style="width:min(100%,{self.width}rem)">'
         return f"<figure>{image}<figcaption>{html.rich_text(self.about)}</figcaption></figure>"
 
     def show(self, console: Console) -> None:

@@ -39,8 +39,8 @@ __all__ = [
 
 # Blue above zero, orange below: told apart by the colour-blind, readable on black and on white.
 ABOVE, BELOW = (43, 131, 216), (230, 126, 34)
-# Larger maps are pictures without numbers.
-_CELLS_WITH_NUMBERS = 24
+# Maps with more rows or columns are pictures without numbers.
+_ROWS, _COLUMNS = 40, 24
 
 
 def page(title: str, body: str) -> str:
@@ -131,9 +131,9 @@ def vector(x: Tensor, largest: float, count: int = 3, digits: int | None = None)
     """A vector as coloured cells, and its first numbers below."""
     numbers = [number(value, digits) for value in x[:count].tolist()]
     more = " …" if len(x) > count else ""
-    text = f'<span class="numbers">{" ".join(numbers)}{more}</span>'
     if len(x) <= count:
-        return text  # all of it can be read
+        return f'<span class="numbers all">{" ".join(numbers)}</span>'
+    text = f'<span class="numbers">{" ".join(numbers)}{more}</span>'
     # Past 64 numbers the cells are folded into more rows and made smaller.
     across = 16 if len(x) <= 64 else 32 if len(x) <= 256 else 64
     size = 6 if len(x) <= 64 else 4 if len(x) <= 256 else 3
@@ -189,7 +189,7 @@ def heat(
     found = matrix[matrix.isfinite()]
     largest = largest or (found.abs().max().item() if found.numel() else 1.0) or 1.0
     title = f"<figcaption>{rich_text(caption)}</figcaption>" if caption else ""
-    if max(matrix.shape) > _CELLS_WITH_NUMBERS:
+    if matrix.shape[0] > _ROWS or matrix.shape[1] > _COLUMNS:
         size = f"{matrix.shape[0]} rows, {matrix.shape[1]} columns"
         scale = max(1, 480 // matrix.shape[1])
         image = picture(matrix, largest, matrix.shape[1] * scale, f"{caption or 'a map'}: {size}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -43,13 +44,31 @@ def vector(x: Tensor, count: int = 3, digits: int | None = None) -> str:
     return numbers if len(x) <= count else f"{numbers} …" if count else ""
 
 
+def enough(many: Sequence[Tensor], digits: int | None) -> int | None:
+    """As few decimals as show the vectors exactly, if that is fewer: 0.3 and not 0.3000.
+
+    >>> import torch
+    >>> (
+    ...     enough([torch.tensor([0.3, 1.2])], 4),
+    ...     enough([torch.tensor([0.3, 1.25])], 4),
+    ...     enough([torch.tensor(1 / 3)], 4),
+    ... )
+    (1, 2, 4)
+    """
+    for fewer in range(1, digits or 0):
+        if all(bool(((x - x.round(decimals=fewer)).abs() <= 1e-6 * x.abs()).all()) for x in many):
+            return fewer
+    return digits
+
+
 def vectors(many: list[Tensor | None], count: int = 3, digits: int | None = None) -> list[str]:
     """The first numbers of several vectors, one below the other: each number has a column of its own.
 
     >>> import torch
     >>> vectors([torch.tensor([0.5, -11.25]), None, torch.tensor([1.0, 2.0])])
-    ['  0.50 -11.25', '', '  1.00   2.00']
+    ['0.50 -11.25', '', '1.00   2.00']
     """
     rows = [None if x is None else [number(value, digits) for value in x[:count].tolist()] for x in many]
-    width = max((len(text) for row in rows if row for text in row), default=0)
-    return ["" if row is None else " ".join(text.rjust(width) for text in row) for row in rows]
+    places = zip(*(row for row in rows if row), strict=False)
+    widths = [max(map(len, place)) for place in places]
+    return ["" if row is None else " ".join(map(str.rjust, row, widths)) for row in rows]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sightline.steps import html
-from sightline.steps.numbers import number, weight
+from sightline.steps.numbers import enough, number, weight
 
 if TYPE_CHECKING:
     from sightline.steps.compute import Column
@@ -38,17 +38,20 @@ def body(steps: Steps, tables: list[Table]) -> str:
 
 def query_table(table: Table, digits: int | None = None) -> str:
     """One query's table, and the check below it."""
-    largest = {c.name: _largest(table, c) for c in table.columns if c.kind == "vector"}
+    vectors = {c.name: _column(table, c) for c in table.columns if c.kind == "vector"}
+    largest = {name: _largest(x) for name, x in vectors.items()}
+    decimals = {name: enough(x, digits) for name, x in vectors.items()}
     headings = ["word<br>j"]
     headings += [f"{html.escape(c.heading)}<br>{_symbol(c.symbol)}" for c in table.columns]
     rows = []
     for line in table.lines:
-        cells = [_cell(table, line, column, largest, digits) for column in table.columns]
+        cells = [_cell(table, line, column, largest, decimals.get(column.name, digits)) for column in table.columns]
         rows.append([html.label(line.label), *cells])
     foot = {"weight": weight(table.total, digits)}
     if table.sum.numel():
-        foot["sum"] = _stack(html.vector(table.sum, largest["sum"], digits=digits))
-    made = html.table(headings, rows, footer=["sum", *(foot.get(c.name, "") for c in table.columns)])
+        foot["sum"] = _stack(html.vector(table.sum, largest["sum"], digits=decimals["sum"]))
+    words = [i for i, c in enumerate(table.columns, start=1) if c.kind == "text"]
+    made = html.table(headings, rows, footer=["sum", *(foot.get(c.name, "") for c in table.columns)], text=words)
     if not table.sum.numel():
         return made
     gap = f"{table.difference:.1e}"
@@ -69,10 +72,14 @@ def _cell(table: Table, line: Line, column: Column, largest: dict[str, float], d
     return number(x, digits)
 
 
-def _largest(table: Table, column: Column) -> float:
-    """The number of the deepest colour: the same for a whole column, so that its cells can be compared."""
+def _column(table: Table, column: Column) -> list[Tensor]:
+    """The vectors of one column."""
     vectors = [table.q] if column.name == "q" else [table.sum] if column.name == "sum" else []
-    vectors += [x for line in table.lines if isinstance(x := line.cells.get(column.name), Tensor)]
+    return vectors + [x for line in table.lines if isinstance(x := line.cells.get(column.name), Tensor)]
+
+
+def _largest(vectors: list[Tensor]) -> float:
+    """The number of the deepest colour: the same for a whole column, so that its cells can be compared."""
     sizes = [x.nan_to_num(0, 0, 0).abs().max().item() for x in vectors if x.numel()]
     return max(sizes, default=1.0)
 

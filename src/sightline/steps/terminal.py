@@ -11,7 +11,7 @@ from torch import Tensor
 from sightline.errors import MissingExtraError
 from sightline.errors import explain as say
 from sightline.steps.labels import shown
-from sightline.steps.numbers import number, vector, vectors, weight
+from sightline.steps.numbers import enough, number, vector, vectors, weight
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,13 +90,12 @@ def _texts(table: Table, column: Column, count: int, digits: int | None, short: 
     foot = table.sum if column.name == "sum" and table.sum.numel() else None
     values = [_value(table, line, column) for line in table.lines]
     if column.kind == "text":
-        return [*(_text(shown(str(x or ""))) for x in values), ""]
+        return [*(_text(shown(str(x)) if x else "") for x in values), ""]
     if column.kind == "vector":
         found = [x for x in (*values, foot) if x is not None]
         if short and digits is None and column.name in "qkv" and any(bool((x.abs() >= 1).any()) for x in found):
             digits = 1
-        texts = vectors([*values, foot], count, digits)
-        return texts
+        return vectors([*values, foot], count, enough(found, digits))
     if column.kind == "weight":
         return [*(_shaded(x, digits) for x in values), weight(table.total, digits)]
     return ["" if x is None else number(x, digits) for x in (*values, foot)]
@@ -174,7 +173,7 @@ def rich_heat(
     found = matrix[matrix.isfinite()]
     largest = largest or (found.abs().max().item() if found.numel() else 1.0) or 1.0
     made = RichTable(box=None, padding=(0, 1), header_style="dim")
-    made.add_column("")
+    made.add_column("", no_wrap=True)
     for word in columns:
         made.add_column(_text(_short(word)), justify="right", no_wrap=True)
     for i, word in enumerate(rows):
