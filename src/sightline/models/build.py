@@ -140,11 +140,12 @@ def _fill(
         if last is None or last[0] != name:
             last = name, checkpoint.read(name, dtype)
         part = planned.source.take(last[1], planned.shape, planned.sizes, planned.place)
-        filled[id(empty[planned.parameter])] = nn.Parameter(lay_out(part, device))
+        filled[id(empty[planned.parameter])] = nn.Parameter(part.to(device))
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[key] = filled[id(parameter)]  # tied ones stay tied
+    lay_out(model)
 
 
 def _usual_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:

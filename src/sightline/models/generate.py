@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, explain
-from sightline.masks import padding
 from sightline.models.sampling import Sampler
+from sightline.models.step import Step
 
 if TYPE_CHECKING:
     from sightline.models.language_model import LanguageModel
@@ -37,7 +37,7 @@ class _State:
     """Where a batch of sequences stands: its cache, and for unequal prompts positions and padding."""
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], most: int) -> None:
-        self.model, self.cache = model, model.decoder.new_cache()
+        self.model, self.cache, self.fast = model, model.decoder.new_cache(), Step.of(model.decoder)
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         check_room(model, longest, most)
@@ -53,13 +53,16 @@ class _State:
     def step(self, tokens: Tensor | None) -> Tensor:
         """Logits `[batch, vocabulary]` after the prompt, or after one more token of each row."""
         ids = self.prompt if tokens is None else tokens[:, None]
-        if self.real is None:
-            logits = self.model(ids, cache=self.cache, last=1)
-        else:
-            done = self.cache.length
+        done = self.cache.length
+        at = real = None
+        if self.real is not None:
             end = done + ids.shape[1]
-            at = self.at[:, done:end].clamp_min(0)
-            logits = self.model(ids, cache=self.cache, last=1, padding=padding(self.real[:, :end]), at=at)
+            at, real = self.at[:, done:end].clamp_min(0), self.real[:, :end]
+        # A function mode is somebody who looks: observers, `sl.watch`.
+        if done and self.fast is not None and not torch._C._len_torch_function_stack():
+            logits = self.model.head(self.fast(self.model.embedding(ids), self.cache, at, real))
+        else:
+            logits = self.model(ids, cache=self.cache, at=at, padding=real, last=1)
         return logits[:, -1]
 
 
