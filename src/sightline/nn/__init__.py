@@ -12,6 +12,10 @@ Time is whatever there is a sequence of (words, patches of an image, stations), 
 | `Transformer`              | an encoder, and a decoder that reads its output                             |
 | `KVCache`, `DecoderCache`  | the keys and values of the past, so that a step costs a step                |
 | `masks_from_torch`         | masks of torch.nn, where True means blocked, as masks of ours               |
+| `observing`                | the sights of the attention inside any module made of these                 |
+| `Monitor`                  | what every head does in training, every so many steps; gives `Record`s      |
+
+All modules with attention inside have `observe`: the output of the same call, and its sights.
 """
 
 from sightline.nn.cache import DecoderCache, KVCache
@@ -20,7 +24,9 @@ from sightline.nn.encoder import Encoder, EncoderLayer
 from sightline.nn.feedforward import FeedForward
 from sightline.nn.from_torch import masks_from_torch
 from sightline.nn.head import AttentionHead
+from sightline.nn.monitor import Monitor, Reading, Record
 from sightline.nn.multihead import MultiHeadAttention
+from sightline.nn.observe import observing
 from sightline.nn.transformer import Transformer
 
 __all__ = [
@@ -35,4 +41,8 @@ __all__ = [
     "KVCache",
     "DecoderCache",
     "masks_from_torch",
+    "observing",
+    "Monitor",
+    "Record",
+    "Reading",
 ]

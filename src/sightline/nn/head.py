@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from sightline import normalizers
-from sightline.attention import attention
 from sightline.masks import as_mask, causal
+from sightline.nn.attends import Attends
 from sightline.nn.checks import check_sequence, share
 from sightline.positions.base import whole
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sightline.attention.call import MaskLike
 
 
-class AttentionHead(nn.Module):
+class AttentionHead(Attends):
     """One head of self-attention, masked (causal, as in GPT) or bidirectional (as in BERT).
 
     Everything happens inside the input: W_q, W_k and W_v, here the weights of `query`, `key` and `value`, are the
@@ -76,7 +76,7 @@ class AttentionHead(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
         """Attention itself, in one place: q, k and v are `[*batch, 1, time, head_size]`."""
         dropout = self.dropout if self.training else 0.0
-        return attention(q, k, v, mask=mask, normalizer=self.normalizer, dropout=dropout, backend=self.backend)
+        return self._attention(q, k, v, mask=mask, normalizer=self.normalizer, dropout=dropout, backend=self.backend)
 
     def extra_repr(self) -> str:
         return f"{self.width}, {self.head_size}, masked={self.masked}"

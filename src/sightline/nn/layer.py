@@ -13,6 +13,7 @@ from sightline.nn.checks import share
 from sightline.nn.feedforward import FeedForward
 from sightline.nn.multihead import MultiHeadAttention
 from sightline.nn.norms import make_norm
+from sightline.nn.observe import Observable
 
 if TYPE_CHECKING:
     from sightline.attention.call import MaskLike
@@ -40,7 +41,7 @@ class LayerOptions(TypedDict, total=False):
     backend: str
 
 
-class Layer(nn.Module):
+class Layer(Observable):
     """Self-attention and feed-forward, each added to what came in."""
 
     def __init__(

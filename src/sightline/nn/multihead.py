@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline import normalizers
-from sightline.attention import attention
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.nn.attends import Attends
 from sightline.nn.cache import KVCache
 from sightline.nn.checks import acts_on, check_positions_fit, check_sequence, share
 from sightline.nn.from_torch import build, read_attention
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Memory: TypeAlias = Tensor | tuple[Tensor, Tensor] | None
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Attends):
     """Heads with weights of their own: Z_0, Z_1, ... are concatenated, and one more matrix makes the output of them.
 
     The weights of head h are rows `h * head_dim` to `(h + 1) * head_dim` of `query.weight`; `key.weight` and
@@ -163,7 +163,7 @@ class MultiHeadAttention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, bias: BiasLike) -> Tensor:
         """Attention itself, in one place: q is `[*batch, heads, time, head_dim]`, k and v have kv_heads."""
-        return attention(
+        return self._attention(
             q,
             k,
             v,

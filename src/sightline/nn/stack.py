@@ -11,13 +11,14 @@ from sightline.errors import InputError, explain
 from sightline.masks import Mask
 from sightline.nn.checks import acts_on
 from sightline.nn.norms import make_norm
+from sightline.nn.observe import Observable
 
 if TYPE_CHECKING:
     from sightline.nn.layer import Layer, LayerOptions
     from sightline.positions import Alibi
 
 
-class Stack(nn.Module):
+class Stack(Observable):
     """Layers in a row."""
 
     def __init__(self, layers: Sequence[Layer], norm: nn.Module | None, positions: nn.Module | None) -> None:

@@ -10,6 +10,7 @@ from sightline.errors import InputTypeError, explain
 from sightline.nn.decoder import Decoder
 from sightline.nn.encoder import Encoder
 from sightline.nn.layer import LayerOptions
+from sightline.nn.observe import Observable
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from sightline.positions import Alibi
 
 
-class Transformer(nn.Module):
+class Transformer(Observable):
     """An encoder, and a decoder that attends to its output (https://arxiv.org/abs/1706.03762).
 
     To decode step by step, encode once: `memory = model.encoder(source)`, `cache = model.decoder.new_cache()`, then

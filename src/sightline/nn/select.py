@@ -1,0 +1,125 @@
+"""The attention inside a module: its names, and the choice of some of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from numbers import Integral
+from typing import TYPE_CHECKING, TypeAlias
+
+from torch import nn
+
+from sightline.errors import InputError, InputTypeError, explain
+
+if TYPE_CHECKING:
+    from sightline.nn.attends import Attends
+
+Layers: TypeAlias = "int | str | slice | Callable[[str], bool] | Iterable[int | str] | None"
+
+
+def select(module: nn.Module, layers: Layers = None) -> dict[str, Attends]:
+    """The attention inside a module by name, all of it or what `layers` chooses; `observing` says how.
+
+    >>> from sightline import nn as slnn
+    >>> decoder = slnn.Decoder(8, heads=2, layers=3, cross=True)
+    >>> list(select(decoder, layers=-1))
+    ['layers.2.attention', 'layers.2.cross_attention']
+    >>> list(select(decoder, layers="*.1.cross*"))
+    ['layers.1.cross_attention']
+    """
+    from sightline.nn.attends import Attends
+
+    if not isinstance(module, nn.Module):
+        raise InputTypeError(
+            explain(
+                "only modules have attention inside",
+                expected="a torch.nn.Module",
+                got=type(module).__name__,
+                hint="sl.observe(q, k, v) for tensors",
+            )
+        )
+    # torch.compile wraps a module in another one, which is no part of its name.
+    found = {
+        name.replace("_orig_mod.", "").removesuffix("_orig_mod"): part
+        for name, part in module.named_modules()
+        if isinstance(part, Attends)
+    }
+    if not found:
+        raise InputError(
+            explain(
+                "there is no attention of Sightline's in this module",
+                expected="sl.nn.MultiHeadAttention or sl.nn.AttentionHead somewhere inside",
+                got=type(module).__name__,
+                hint="from_torch takes over torch's modules; sl.watch looks into models of others",
+            )
+        )
+    if layers is None:
+        return found
+    wanted = set(_chosen(list(found), layers))
+    return {name: part for name, part in found.items() if name in wanted}
+
+
+def _chosen(names: list[str], layers: Layers) -> Iterable[str]:
+    """The names that are chosen, in any order."""
+    if isinstance(layers, str):
+        matched = [name for name in names if fnmatchcase(name, layers)]
+        if not matched:
+            raise InputError(
+                explain(
+                    "no attention has such a name",
+                    expected=f"a pattern for some of: {', '.join(names)}",
+                    got=repr(layers),
+                    hint=f'layers="*{names[-1].rpartition(".")[2]}"',
+                )
+            )
+        return matched
+    if isinstance(layers, slice):
+        return _numbered(names, layers)
+    if isinstance(layers, Integral) and not isinstance(layers, bool):
+        return _numbered(names, [int(layers)])
+    if callable(layers):
+        return [name for name in names if layers(name)]
+    if not isinstance(layers, Iterable):
+        raise InputTypeError(
+            explain(
+                "this chooses no layers",
+                expected="a whole number, a slice, a pattern for names, a list of these, or a function of the name",
+                got=type(layers).__name__,
+                hint="layers=[0, -1]",
+            )
+        )
+    return [name for one in layers for name in _chosen(names, one)]
+
+
+def _numbered(names: list[str], wanted: Iterable[int] | slice) -> list[str]:
+    """The names in the layers of these numbers; names of one layer go together."""
+    order = list(dict.fromkeys(map(_layer, names)))
+    if isinstance(wanted, slice):
+        numbers = set(range(len(order))[wanted])
+    else:
+        numbers = {_place(number, len(order)) for number in wanted}
+    return [name for name in names if order.index(_layer(name)) in numbers]
+
+
+def _place(number: int, count: int) -> int:
+    if not -count <= number < count:
+        raise InputError(
+            explain(
+                "there is no such layer",
+                expected=f"0 to {count - 1}, or -{count} to -1 from the end",
+                got=number,
+                hint="layers=-1 for the last",
+            )
+        )
+    return number % count
+
+
+def _layer(name: str) -> str:
+    """The layer a name belongs to: all up to its last number.
+
+    >>> _layer("decoder.layers.3.cross_attention"), _layer("attention")
+    ('decoder.layers.3', '')
+    """
+    found = re.match(r"(.*\.)?\d+(?=\.|$)", name)
+    return found[0] if found else ""
