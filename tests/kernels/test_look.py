@@ -87,6 +87,10 @@ def test_every_kind_of_picture_equals_the_walk(picture):
     assert_same(*both(1, 1, 61, 77, requests=[picture], mask=sl.window(50, 3)), bound=5e-6)
 
 
+def test_pixels_as_large_as_several_tiles():
+    assert_same(*both(1, 1, 200, 77, requests=[sl.Picture(3, 2), sl.Picture(cell=(64, 77), reduce="max")]), bound=5e-6)
+
+
 def test_half_precision():
     assert_same(*both(2, 1, 40, 40, dtype=torch.float16, requests=PICTURES[:2], mask=sl.causal()), bound=2e-3)
 

@@ -1,4 +1,4 @@
-"""How a pass over the map is laid out: its axes in slots, its tiles, and which tiles see which columns."""
+"""How a pass over the map is laid out: its rows and columns, their pixels, and which tiles see which columns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import triton
 from torch import Tensor
 
 
-class AxisSlots(NamedTuple):
+class Slots(NamedTuple):
     """One axis of the pass: the cells it covers, and its pixels. `edges` is None where slot and cell are the same."""
 
     start: int
     length: int
     bins: int
     pixel: int  # slots of a pixel
-    edges: Tensor | None
-    group: int  # slots that are pooled at once: a power of two that divides the pixel
+    edges: Tensor | None = None
+    group: int = 64  # columns that are pooled at once: a power of two from 8 on that divides the pixel
+    apart: int = 1  # of how many pixels a tile takes rows at once
     per: int = 1
     of: int = 1  # pixel p begins at cell floor(p of / per) of the axis
 
@@ -35,7 +36,7 @@ class AxisSlots(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """Rows and columns of a tile, and how the compiler lays out the work."""
+    """Rows of a tile, columns of each of the two blocks of a program, and how the compiler lays out the work."""
 
     rows: int
     columns: int
@@ -44,56 +45,74 @@ class Tiling(NamedTuple):
     registers: int | None = None  # at most, so that more programs fit on a multiprocessor
 
 
-def chunks(rows: AxisSlots, tiling: Tiling, pictured: bool) -> tuple[int, int]:
-    """The slots of a chunk of rows, and its tiles: for a picture all rows of half as many pixels as a tile has rows."""
-    return (tiling.rows // 2 * rows.pixel, rows.pixel // 2) if pictured else (tiling.rows, 1)
+def chunks(rows: Slots, tiling: Tiling, pictured: bool) -> tuple[int, int]:
+    """The slots of a chunk of rows, and its tiles: for a picture all rows of the pixels that a tile has rows of."""
+    if not pictured:
+        return tiling.rows, 1
+    chunk = rows.apart * rows.pixel
+    return chunk, chunk // tiling.rows
 
 
 def tiles_seen(
     intervals: tuple[Tensor, Tensor] | None,
-    rows: AxisSlots,
-    columns: AxisSlots,
+    rows: Slots,
+    columns: Slots,
     tiling: Tiling,
     chunk: int,
     per_chunk: int,
+    shift: int,
+    sides: bool,
     device: torch.device,
 ) -> Tensor:
-    """For each block of columns the tiles of rows that see it, in whole chunks: begin, full begin, full end, end."""
-    blocks = -(-columns.slots // tiling.columns)
-    ends = (torch.arange(blocks + 1, device=device) * tiling.columns).clamp_max(columns.slots)
+    """For each program's columns the tiles of rows that see them, in whole chunks, as six numbers that never fall.
+
+    Tiles from the first to the last see something of the columns, tiles from the second to the fifth all of them.
+    With `sides`, tiles from the third to the fourth stand across them: row i stands at column i + shift, and only
+    from all other tiles do all columns lie on one side.
+    """
+    width = 2 * tiling.columns
+    programs = -(-columns.slots // width)
+    ends = (torch.arange(programs + 1, device=device) * width).clamp_max(columns.slots)
     if columns.edges is None:
         cells = ends + columns.start
     else:
-        # The cell of a slot, or the end of its pixel where the slot is empty.
+        # The column of a slot, or the end of its pixel where the slot is empty.
         pixel = (ends // columns.pixel).clamp_max(columns.bins - 1)
         cells = torch.minimum(columns.edges[pixel] + ends - pixel * columns.pixel, columns.edges[pixel + 1])
+    low, high = cells[:-1].long(), cells[1:].long()
     last = rows.start + rows.length
     if intervals is None:
-        whole = torch.tensor([rows.start, rows.start, last, last], device=device).repeat(1, blocks, 1)
+        seen = torch.tensor([rows.start, rows.start, last, last], device=device).repeat(1, programs, 1)
     else:
         first, stop = (x.long() for x in intervals)
-        low, high = (x.long().expand(first.shape[0], -1).contiguous() for x in (cells[:-1], cells[1:]))
-        whole = torch.stack(
+        lows, highs = (x.expand(first.shape[0], -1).contiguous() for x in (low, high))
+        seen = torch.stack(
             [
-                torch.searchsorted(stop, low, right=True),
-                torch.searchsorted(stop, high),
-                torch.searchsorted(first, low, right=True),
-                torch.searchsorted(first, high),
+                torch.searchsorted(stop, lows, right=True),
+                torch.searchsorted(stop, highs),
+                torch.searchsorted(first, lows, right=True),
+                torch.searchsorted(first, highs),
             ],
             -1,
         )
-    if columns.slots % tiling.columns:
-        # Slots behind the last cell hide part of the last block from everyone.
-        whole[:, -1, 2] = 0
-    begin, full_begin, full_end, end = rows.slot(whole).unbind(-1)
+    if columns.slots % width:
+        # Slots behind the last column hide part of the last block from everyone.
+        seen[:, -1, 2] = 0
+    begin, full_begin, full_end, end = rows.slot(seen).unbind(-1)
     begin, end = begin // chunk, -(-end // chunk)
     full_begin = torch.minimum(-(-full_begin // chunk), end)
     full_end = torch.maximum(full_end // chunk, full_begin)
-    begin = torch.minimum(begin, full_begin)
-    return (torch.stack([begin, full_begin, full_end, torch.maximum(end, full_end)], -1) * per_chunk).to(torch.int32)
+    begin, end = torch.minimum(begin, full_begin), torch.maximum(end, full_end)
+    across_begin = across_end = full_end
+    if sides:
+        across_begin, across_end = (rows.slot(x - shift).expand_as(begin) for x in (low, high))
+        across_begin = torch.minimum(torch.maximum(across_begin // chunk, full_begin), full_end)
+        across_end = torch.minimum(torch.maximum(-(-across_end // chunk), across_begin), full_end)
+    six = [begin, full_begin, across_begin, across_end, full_end, end]
+    return (torch.stack(six, -1) * per_chunk).to(torch.int32)
 
 
-def descriptor(q: Tensor, rows: AxisSlots, height: int, pictured: bool) -> Any:
+def descriptor(q: Tensor, rows: Slots, height: int, pictured: bool) -> Any:
     """A descriptor by which the copy engine of Hopper and later fetches tiles of q, where its layout allows that."""
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] < 9 or rows.edges is not None:
         return None
@@ -103,20 +122,22 @@ def descriptor(q: Tensor, rows: AxisSlots, height: int, pictured: bool) -> Any:
     size = q.element_size()
     aligned = by_dim == 1 and part.data_ptr() % 16 == 0 and by_head * size % 16 == 0 and by_row * size % 16 == 0
     one_axis = batch == 1 or by_batch == heads * by_head
-    whole = not pictured or rows.length % (8 * rows.pixel) == 0
+    apart = rows.apart if pictured else 1
+    whole = apart == 1 or rows.length % (apart * rows.pixel) == 0
     if not (aligned and one_axis and whole) or dim != triton.next_power_of_2(dim) or dim * size < 32:
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    maps = batch * heads
-    if not pictured:
+    maps, length, pixel = batch * heads, rows.length, rows.pixel
+    if apart == 1:
         return TensorDescriptor(
-            part, [maps, 1, rows.length, 1, dim], [by_head, by_row, by_row, by_row, 1], [1, 1, height, 1, dim]
+            part, [maps, 1, length, 1, dim], [by_head, by_row, by_row, by_row, 1], [1, 1, height, 1, dim]
         )
-    # A tile is two rows each of groups of 8 pixels, the first rows of a group before the second.
-    shape = [maps, rows.length // (8 * rows.pixel), rows.pixel, 8, dim]
-    strides = [by_head, 8 * rows.pixel * by_row, by_row, rows.pixel * by_row, 1]
-    return TensorDescriptor(part, shape, strides, [1, height // 16, 2, 8, dim])
+    # A tile is the first rows of eight pixels, then their second rows, and so on; then the next eight pixels.
+    strides = [by_head, 8 * pixel * by_row, by_row, pixel * by_row, 1]
+    return TensorDescriptor(
+        part, [maps, length // (8 * pixel), pixel, 8, dim], strides, [1, apart // 8, height // apart, 8, dim]
+    )
 
 
 def default_tiling(dim: int, dtype: torch.dtype, want: frozenset[str]) -> Tiling:
@@ -125,6 +146,4 @@ def default_tiling(dim: int, dtype: torch.dtype, want: frozenset[str]) -> Tiling
         return Tiling(32, 32, 4, 2)
     if dim > 128:
         return Tiling(64, 64, 4, 2)
-    if want <= {"received", "sums", "maxima"}:
-        return Tiling(64, 128, 4, 2, registers=168)
     return Tiling(64, 128, 4, 3)

@@ -1,14 +1,14 @@
 """The second pass over the map on a GPU: from q, k and the lse, every statistic in one go.
 
-A program owns a block of columns and walks over the rows that see it, tile by tile. What each key received is added
-up in place, element by element, and summed over rows once at the end. For pictures the rows of a tile are picked so
-that element by element addition serves them too: a tile takes two rows of each of several pixels, the next tile the
-next two rows of the same pixels, and only when all rows of these pixels are through (a chunk) are they summed.
-Row statistics are summed per tile along the direction that lies within four threads of a warp, which is cheap, and
-go to memory by atomic additions of whole numbers (fixed point) and atomic minima: the same bits in any order.
+A program owns two blocks of columns, left and right, and walks over the rows that see them, tile by tile; each tile of
+q is fetched once for both. What each key received is added up element by element, and summed over rows once at the
+end. Pixels are summed along rows inside a thread, and then element by element too: a tile takes a few rows of each of
+several pixels, the next tile the next rows of the same pixels, and only when all rows of these pixels are through (a
+chunk) do they go to memory. The sums of a row lie within four threads of a warp. All that leaves a tile goes to memory
+by atomic additions of whole numbers (fixed point), atomic minima and maxima: the same bits in any order.
 
 Rows and columns are counted in slots. Where all pixels have the same handy number of cells, slot and cell are the
-same. Else every pixel gets the same number of slots, the last of which stay empty, so that pixels are whole blocks.
+same. Else every pixel gets the same number of slots, the last of which stay empty, so that pixels are whole groups.
 
 Limits: softmax; float32, float16, bfloat16; a head of up to 256; a mask that leaves each row one stretch of keys,
 and beside it one table of booleans. Tested on an H200 with Triton 3.6, and in Triton's interpreter with 3.9.
@@ -21,27 +21,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.layout import AxisSlots, Tiling, chunks, default_tiling, descriptor, tiles_seen
+from sightline.kernels.layout import Slots, Tiling, chunks, default_tiling, descriptor, tiles_seen
+from sightline.kernels.tile import (
+    HIDDEN,
+    away,
+    by_thread,
+    cells,
+    fold,
+    fold_parts,
+    fold_peaks,
+    keys_of_block,
+    logs,
+    tile_at,
+)
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
-# Stands for -inf in sums of weight * log(weight), where 0 * -inf would be NaN.
-HIDDEN = tl.constexpr(-1.0e30)
 # The largest negated log2 of a weight that a row has seen, before it has seen any: a pattern no float reaches.
 NOTHING = 0x7FFFFFFF
-
-
-@triton.jit
-def _cells(slot, edges, start, slots, pixel, EDGES: tl.constexpr):
-    """The cell of each slot, and whether there is one."""
-    if EDGES:
-        inside = slot < slots
-        first = tl.load(edges + slot // pixel, mask=inside, other=0)
-        last = tl.load(edges + slot // pixel + 1, mask=inside, other=0)
-        cell = first + slot % pixel
-        return cell, inside & (cell < last)
-    else:
-        return start + slot, slot < slots
 
 
 @triton.jit
@@ -52,158 +49,191 @@ def _look(
     interval_batch, seen_batch, table_batch, table_head, table_row, table_column,
     bias_batch, bias_head, bias_row, bias_column,
     heads, groups, queries, keys, scale2, cap2, fixed, fixed_entropy, fixed_distance,
-    row_start, row_length, row_pixel, row_bins, tiles_per_chunk,
-    column_start, column_slots, column_pixel, column_bins,
+    row_start, row_length, row_pixel, row_bins, tiles_per_chunk, column_start, column_slots, column_pixel, column_bins,
     D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr,
-    ROW_E: tl.constexpr, COLUMN_E: tl.constexpr, GC: tl.constexpr,
-    INTERVALS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
+    ROW_E: tl.constexpr, COLUMN_E: tl.constexpr, GC: tl.constexpr, APART: tl.constexpr,
+    STARTS: tl.constexpr, INTERVALS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     WANT_ENTROPY: tl.constexpr, WANT_LARGEST: tl.constexpr, WANT_DISTANCE: tl.constexpr, WANT_TOTAL: tl.constexpr,
     WANT_RECEIVED: tl.constexpr, WEIGHTED: tl.constexpr, WANT_SUMS: tl.constexpr, WANT_MAXIMA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BINS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = BM // 2
-    block = tl.program_id(0)
-    map_id = tl.program_id(1).to(tl.int64)
+    G: tl.constexpr = BN // GC
+    TAKEN: tl.constexpr = BM // APART  # rows of each pixel in a tile
+    # All maps' first columns come first: under a causal mask they are the longest work.
+    map_id = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     b, h = map_id // heads, map_id % heads
-    column, column_ok = _cells(
-        block * BN + tl.arange(0, BN), COLUMN_EDGES, column_start, column_slots, column_pixel, COLUMN_E
+    slot_0, slot_1 = block * 2 * BN, (block * 2 + 1) * BN
+    column_0, column_0_ok = cells(
+        slot_0 + tl.arange(0, BN), COLUMN_EDGES, column_start, column_slots, column_pixel, COLUMN_E
     )
-    dims = tl.arange(0, DIM)
-    k = tl.load(
-        K + b * k_batch + (h // groups) * k_head + column.to(tl.int64)[:, None] * k_row + dims[None, :] * k_dim,
-        mask=column_ok[:, None] & (dims[None, :] < D), other=0.0,
-    )  # fmt: skip
-    # Tiles of rows that see this block at all, and among them those that see all of it.
-    seen = SEEN + b * seen_batch + block * 4
-    begin, full_begin, full_end, end = tl.load(seen), tl.load(seen + 1), tl.load(seen + 2), tl.load(seen + 3)
-    slopes_h = 0.0
+    column_1, column_1_ok = cells(
+        slot_1 + tl.arange(0, BN), COLUMN_EDGES, column_start, column_slots, column_pixel, COLUMN_E
+    )
+    keys_of = K + b * k_batch + (h // groups) * k_head
+    k_0 = keys_of_block(keys_of, column_0, column_0_ok, k_row, k_dim, D, DIM)
+    k_1 = keys_of_block(keys_of, column_1, column_1_ok, k_row, k_dim, D, DIM)
+    # Tiles of rows that see a part of these columns, and between them those that see all of them from one side.
+    seen = SEEN + b * seen_batch + block * 6
+    begin, full_begin, across_begin = tl.load(seen), tl.load(seen + 1), tl.load(seen + 2)
+    across_end, full_end, end = tl.load(seen + 3), tl.load(seen + 4), tl.load(seen + 5)
+    slope = 0.0
     if ALIBI:
-        slopes_h = tl.load(SLOPES + h) * 1.4426950408889634
+        slope = tl.load(SLOPES + h) * 1.4426950408889634
     table = TABLE_PTR + b * table_batch + h * table_head
     bias = BIAS_PTR + b * bias_batch + h * bias_head
+    sums_of = SUMS + map_id * row_bins * column_bins
+    maxima_of = MAXIMA + map_id * row_bins * column_bins
     # A table, or pixels with empty slots, must be looked at in every tile.
     plain: tl.constexpr = not (TABLE or COLUMN_E or ROW_E)
     pictured: tl.constexpr = WANT_SUMS or WANT_MAXIMA
-    column_f = column.to(tl.float32)
-    received = tl.zeros([BN], tl.float32)
+    summed: tl.constexpr = WANT_SUMS or WANT_DISTANCE or WANT_TOTAL
+    dims = tl.arange(0, DIM)
+    received_0 = tl.zeros([HALF, BN], tl.float32)
+    received_1 = tl.zeros([HALF, BN], tl.float32)
     for phase in tl.static_range(2):
-        # First the rows that see a part of the block, before and after those that see all of it, then these.
-        before = full_begin - begin
-        steps = before + (end - full_end) if phase == 0 else full_end - full_begin
+        # First the rows that see a part, or stand across, then all others.
+        above = full_begin - begin if phase == 0 else across_begin - full_begin
+        across = across_end - across_begin if phase == 0 else 0
+        steps = above + across + (end - full_end) if phase == 0 else above + (full_end - across_end)
         rounds, turns = 1, steps
         if pictured:
             rounds, turns = steps // tiles_per_chunk, tiles_per_chunk
+        at_first = begin if phase == 0 else full_begin
+        at_second = across_begin if phase == 0 else across_end
         for round in tl.range(0, rounds):
-            # The two halves of 16 rows lie in the same thread: adding them first halves what has to be kept.
-            sums = tl.zeros([HALF, BN], tl.float32)
-            peaks = tl.zeros([HALF, BN], tl.float32)
+            sums_0 = tl.zeros([HALF, G, 4], tl.float32)
+            sums_1 = tl.zeros([HALF, G, 4], tl.float32)
+            peaks_0 = tl.zeros([HALF, G, 4], tl.float32)
+            peaks_1 = tl.zeros([HALF, G, 4], tl.float32)
+            chunk = tile_at(round * turns, above, across, at_first, at_second, full_end, phase == 0) // tiles_per_chunk
             for turn in tl.range(0, turns):
-                step = round * turns + turn
-                tile = full_begin + step
-                if phase == 0:
-                    tile = tl.where(step < before, begin + step, full_end + (step - before))
                 r = tl.arange(0, BM)
                 if pictured:
-                    pixel_row = (tile // tiles_per_chunk) * HALF + r // 16 * 8 + r % 8
-                    inner = pixel_row * row_pixel + turn * 2 + r // 8 % 2
+                    # Rows r and r + 8 of 16 are of the same pixel, and 8 rows after one another of 8 pixels.
+                    pixel_row = chunk * APART + (r // (8 * TAKEN) * 8 + r % 8 if APART > 1 else r // BM)
+                    inner = turn * TAKEN + (r // 8 % TAKEN if APART > 1 else r)
+                    slot = pixel_row * row_pixel + inner
                 else:
-                    inner = tile * BM + r
+                    tile = tile_at(turn, above, across, at_first, at_second, full_end, phase == 0)
+                    slot = tile * BM + r
                 if ROW_E:
                     inside = pixel_row < row_bins
-                    cell = tl.load(ROW_EDGES + pixel_row, mask=inside, other=0) + turn * 2 + r // 8 % 2
-                    row_ok = inside & (cell < tl.load(ROW_EDGES + pixel_row + 1, mask=inside, other=0))
+                    row = tl.load(ROW_EDGES + pixel_row, mask=inside, other=0) + inner
+                    row_ok = inside & (row < tl.load(ROW_EDGES + pixel_row + 1, mask=inside, other=0))
                 else:
-                    cell = row_start + inner
-                    row_ok = inner < row_length
-                at_row = map_id * queries + cell
+                    row = row_start + slot
+                    row_ok = slot < row_length
+                at_row = map_id * queries + row
                 if TMA:
-                    if pictured:
-                        q = Q_TMA.load([map_id.to(tl.int32), tile // tiles_per_chunk * (BM // 16), turn * 2, 0, 0])
-                    else:
+                    if not pictured:
                         q = Q_TMA.load([map_id.to(tl.int32), 0, tile * BM, 0, 0])
+                    elif APART > 1:
+                        q = Q_TMA.load([map_id.to(tl.int32), chunk * (APART // 8), turn * TAKEN, 0, 0])
+                    else:
+                        q = Q_TMA.load([map_id.to(tl.int32), 0, chunk * row_pixel + turn * BM, 0, 0])
                     q = q.reshape(BM, DIM)
                 else:
                     q_ok = dims[None, :] < D
                     if phase == 0 or not plain:
                         q_ok = q_ok & row_ok[:, None]
                     q = tl.load(
-                        Q + b * q_batch + h * q_head + cell.to(tl.int64)[:, None] * q_row + dims[None, :] * q_dim,
+                        Q + b * q_batch + h * q_head + row.to(tl.int64)[:, None] * q_row + dims[None, :] * q_dim,
                         mask=q_ok, other=0.0,
                     )  # fmt: skip
+                first, stop = row, row
                 if phase == 0 or not plain:
                     # A slot without a row weighs nothing, whatever its score.
                     lse2 = tl.load(L + at_row, mask=row_ok, other=-HIDDEN)
+                    if INTERVALS:
+                        stop = tl.load(STOP + b * interval_batch + row, mask=row_ok, other=0)
+                    if STARTS:
+                        first = tl.load(FIRST + b * interval_batch + row, mask=row_ok, other=keys)
                 else:
                     lse2 = tl.load(L + at_row)
-                place = cell + (keys - queries)
-                s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                if SOFTCAP:
-                    x = s * (scale2 / cap2)
-                    t = cap2 * (1 - 2 / (1 + tl.exp2(x * 2.8853900817779268))) - lse2[:, None]
-                else:
-                    t = s * scale2 - lse2[:, None]
-                if ALIBI:
-                    t -= slopes_h * tl.abs(place.to(tl.float32)[:, None] - column_f[None, :])
-                if BIAS:
-                    at = cell.to(tl.int64)[:, None] * bias_row + column.to(tl.int64)[None, :] * bias_column
-                    added = tl.load(bias + at, mask=row_ok[:, None] & column_ok[None, :], other=0.0)
-                    t = tl.maximum(t + added.to(tl.float32) * 1.4426950408889634, HIDDEN)
-                if phase == 0 or not plain:
-                    ok = row_ok[:, None] & column_ok[None, :]
-                    if INTERVALS:
-                        first = tl.load(FIRST + b * interval_batch + cell, mask=row_ok, other=keys)
-                        stop = tl.load(STOP + b * interval_batch + cell, mask=row_ok, other=0)
-                        ok = ok & (column[None, :] >= first[:, None]) & (column[None, :] < stop[:, None])
-                    if TABLE:
-                        at = cell.to(tl.int64)[:, None] * table_row + column.to(tl.int64)[None, :] * table_column
-                        ok = ok & (tl.load(table + at, mask=ok, other=0) != 0)
-                    t = tl.where(ok, t, HIDDEN)
+                place = row + (keys - queries)
+                w = lse2
+                if WEIGHTED:
+                    w = tl.load(WEIGHTS + at_row, mask=row_ok, other=0.0)
+
+                t = logs(q, k_0, lse2, row, row_ok, place, column_0, column_0_ok, first, stop, slope, table, bias,
+                          scale2, cap2, table_row, table_column, bias_row, bias_column,
+                          phase == 0 or not plain, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
+                          PRECISION)  # fmt: skip
                 p = tl.exp2(t)
+                if WANT_LARGEST:
+                    nearest = tl.max(tl.max(by_thread(t, BM, BN, GC), 3), 1)
+                if WANT_ENTROPY:
+                    spread = tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1)
+                if summed:
+                    parts_0 = tl.sum(by_thread(p, BM, BN, GC), 3)
+                if WANT_DISTANCE:
+                    far = away(p, parts_0, place, column_0, column_start + slot_0, phase == 1 and plain, BM, BN, GC)
+                if WANT_SUMS:
+                    sums_0 += fold_parts(parts_0, BM, G)
+                if WANT_MAXIMA:
+                    peaks_0 = tl.maximum(peaks_0, fold_peaks(tl.max(by_thread(p, BM, BN, GC), 3), BM, G))
+                if WANT_RECEIVED:
+                    if WEIGHTED:
+                        p = p * w[:, None]
+                    received_0 += fold(p, BM, BN)
+
+                t = logs(q, k_1, lse2, row, row_ok, place, column_1, column_1_ok, first, stop, slope, table, bias,
+                          scale2, cap2, table_row, table_column, bias_row, bias_column,
+                          phase == 0 or not plain, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
+                          PRECISION)  # fmt: skip
+                p = tl.exp2(t)
+                if WANT_LARGEST:
+                    nearest = tl.maximum(nearest, tl.max(tl.max(by_thread(t, BM, BN, GC), 3), 1))
+                    # log2 of a weight is at most 0; negated, a float orders like its bits.
+                    least = tl.maximum(-tl.max(nearest, 1), 0.0)
+                    to = LARGEST + at_row * BINS + block % BINS
+                    tl.atomic_min(to, least.to(tl.int32, bitcast=True), mask=row_ok & (least < 1.0e29), sem="relaxed")
+                if WANT_ENTROPY:
+                    spread = tl.sum(spread + tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1), 1)
+                if summed:
+                    parts_1 = tl.sum(by_thread(p, BM, BN, GC), 3)
+                if WANT_DISTANCE:
+                    far += away(p, parts_1, place, column_1, column_start + slot_1, phase == 1 and plain, BM, BN, GC)
+                    far = tl.abs(tl.sum(far, 1))
                 if WANT_ENTROPY and WANT_DISTANCE:
                     # Two sums in one go: getting a row's sum to the thread that adds it costs more than the sum.
-                    away = tl.sum(p * tl.abs(place.to(tl.float32)[:, None] - column_f[None, :]), 1)
-                    both = tl.join(tl.sum(p * t, 1) * fixed_entropy, away * fixed_distance).to(tl.int64)
-                    pair = ENTROPY + at_row[:, None] * 2 + tl.arange(0, 2)[None, :]
-                    tl.atomic_add(pair, both, mask=row_ok[:, None], sem="relaxed")
+                    both = tl.join(spread * fixed_entropy, far * fixed_distance).to(tl.int64)
+                    to = ENTROPY + at_row[:, None] * 2 + tl.arange(0, 2)[None, :]
+                    tl.atomic_add(to, both, mask=row_ok[:, None], sem="relaxed")
                 elif WANT_ENTROPY:
-                    spread = (tl.sum(p * t, 1) * fixed_entropy).to(tl.int64)
-                    tl.atomic_add(ENTROPY + at_row, spread, mask=row_ok, sem="relaxed")
+                    tl.atomic_add(ENTROPY + at_row, (spread * fixed_entropy).to(tl.int64), mask=row_ok, sem="relaxed")
                 elif WANT_DISTANCE:
-                    away = tl.sum(p * tl.abs(place.to(tl.float32)[:, None] - column_f[None, :]), 1)
-                    tl.atomic_add(DISTANCE + at_row, (away * fixed_distance).to(tl.int64), mask=row_ok, sem="relaxed")
-                if WANT_LARGEST:
-                    # log2 of a weight is at most 0; negated, a float orders like its bits.
-                    nearest = tl.maximum(-tl.max(t, 1), 0.0)
-                    bits = nearest.to(tl.int32, bitcast=True)
-                    tl.atomic_min(LARGEST + at_row, bits, mask=row_ok & (nearest < 1.0e29), sem="relaxed")
+                    tl.atomic_add(DISTANCE + at_row, (far * fixed_distance).to(tl.int64), mask=row_ok, sem="relaxed")
                 if WANT_TOTAL:
-                    tl.atomic_add(TOTAL + at_row, (tl.sum(p, 1) * fixed).to(tl.int64), mask=row_ok, sem="relaxed")
-                if WANT_MAXIMA:
-                    peaks = tl.maximum(peaks, tl.max(tl.reshape(p, [BM // 16, 2, 8, BN]), 1).reshape(HALF, BN))
-                if WANT_RECEIVED or WANT_SUMS:
-                    if WEIGHTED:
-                        p = p * tl.load(WEIGHTS + at_row, mask=row_ok, other=0.0)[:, None]
-                    sums += tl.sum(tl.reshape(p, [BM // 16, 2, 8, BN]), 1).reshape(HALF, BN)
-            if WANT_RECEIVED:
-                received += tl.sum(sums, 0)
-            if pictured:
-                first_tile = round * turns
-                tile = full_begin + first_tile
-                if phase == 0:
-                    tile = tl.where(first_tile < before, begin + first_tile, full_end + (first_tile - before))
-                rows_of = tile // tiles_per_chunk * HALF + tl.arange(0, HALF)
-                columns_of = (block * BN + tl.arange(0, BN // GC) * GC) // column_pixel
-                at = (map_id * row_bins + rows_of)[:, None] * column_bins + columns_of[None, :]
-                real = (rows_of < row_bins)[:, None] & (columns_of < column_bins)[None, :]
+                    total = tl.sum(tl.sum(parts_0 + parts_1, 1), 1) * fixed
+                    tl.atomic_add(TOTAL + at_row, total.to(tl.int64), mask=row_ok, sem="relaxed")
                 if WANT_SUMS:
-                    # Pixels wider than this block are finished by its neighbours.
-                    pooled = tl.sum(tl.reshape(sums, [HALF, BN // GC, GC]), 2)
-                    tl.atomic_add(SUMS + at, (pooled * fixed).to(tl.int64), mask=real & (pooled > 0), sem="relaxed")
+                    sums_1 += fold_parts(parts_1, BM, G)
                 if WANT_MAXIMA:
-                    top = tl.max(tl.reshape(peaks, [HALF, BN // GC, GC]), 2)
-                    tl.atomic_max(MAXIMA + at, top.to(tl.int32, bitcast=True), mask=real & (top > 0), sem="relaxed")
+                    peaks_1 = tl.maximum(peaks_1, fold_peaks(tl.max(by_thread(p, BM, BN, GC), 3), BM, G))
+                if WANT_RECEIVED:
+                    if WEIGHTED:
+                        p = p * w[:, None]
+                    received_1 += fold(p, BM, BN)
+            if pictured:
+                f = tl.arange(0, HALF)
+                pixel_row = chunk * APART + (f // (4 * TAKEN) * 8 + f % 8 if APART > 1 else f * 0)
+                pixel_column = slot_0 + tl.arange(0, G)[:, None] * GC + tl.arange(0, 2)[None, :] * BN
+                pixel_column = (pixel_column // column_pixel)[None, :, :]
+                inside = (pixel_row < row_bins)[:, None, None] & (pixel_column < column_bins)
+                at = pixel_row.to(tl.int64)[:, None, None] * column_bins + pixel_column
+                if WANT_SUMS:
+                    found = tl.join(tl.sum(sums_0, 2), tl.sum(sums_1, 2))
+                    tl.atomic_add(sums_of + at, (found * fixed).to(tl.int64), mask=inside & (found > 0), sem="relaxed")
+                if WANT_MAXIMA:
+                    top = tl.join(tl.max(peaks_0, 2), tl.max(peaks_1, 2)).to(tl.int32, bitcast=True)
+                    tl.atomic_max(maxima_of + at, top, mask=inside & (top > 0), sem="relaxed")
     if WANT_RECEIVED:
-        tl.store(RECEIVED + map_id * keys + column, received, mask=column_ok)
+        tl.store(RECEIVED + map_id * keys + column_0, tl.sum(received_0, 0), mask=column_0_ok)
+        tl.store(RECEIVED + map_id * keys + column_1, tl.sum(received_1, 0), mask=column_1_ok)
 
 
 def look(
@@ -212,8 +242,8 @@ def look(
     lse: Tensor,
     *,
     scale: float,
-    rows: AxisSlots,
-    columns: AxisSlots,
+    rows: Slots,
+    columns: Slots,
     want: frozenset[str],
     intervals: tuple[Tensor, Tensor] | None = None,
     table: Tensor | None = None,
@@ -223,15 +253,19 @@ def look(
     weights: Tensor | None = None,
     tiling: Tiling | None = None,
     seen: Tensor | None = None,
+    starts: bool = True,
+    bins: int = 1,
 ) -> dict[str, Tensor]:
     """One pass over a rectangle of the maps of q `[batch, heads, queries, dim]` and k `[batch, kv_heads, keys, dim]`.
 
     `lse` is `[batch, heads, queries]`, natural logarithm. `intervals` are the first visible key of each row and the
     end, `[batch or 1, queries]` int32, both never falling from row to row. `table` (booleans) and `bias` have four
-    axes, expanded with stride 0 where they repeat. `seen` is what `tiles_seen` gives for these arguments, if known.
+    axes, expanded with stride 0 where they repeat. `starts` says whether any row's first key is not key 0. `seen` is
+    what `tiles_seen` gives for these arguments, if known.
 
     `want` names out of entropy, max_score, distance, total, received, sums, maxima; entropy and distance are sums of
-    w log w (negated) and w |i - j|, not yet divided by the total.
+    w log w (negated) and w |i - j|, not yet divided by the total. With max_score comes `largest`
+    `[batch, heads, queries, bins]`: the largest log2 of a weight, negated, in each of `bins` parts of the columns.
     """
     batch, heads, queries, dim = q.shape
     keys, device = k.shape[2], q.device
@@ -244,7 +278,7 @@ def look(
         pair = torch.zeros(*shape, 2, dtype=torch.int64, device=device)
         found["entropy"], found["distance"] = pair.unbind(-1)
     if "max_score" in want:
-        found["max_score"] = torch.full(shape, NOTHING, dtype=torch.int32, device=device)
+        found["largest"] = torch.full((*shape, bins), NOTHING, dtype=torch.int32, device=device)
     if "received" in want:
         found["received"] = torch.zeros(batch, heads, keys, dtype=torch.float32, device=device)
     for name in want & {"sums", "maxima"}:
@@ -258,7 +292,8 @@ def look(
     pictured = bool(want & {"sums", "maxima"})
     chunk, per_chunk = chunks(rows, tiling, pictured)
     if seen is None:
-        seen = tiles_seen(intervals, rows, columns, tiling, chunk, per_chunk, device)
+        sides = "distance" in want
+        seen = tiles_seen(intervals, rows, columns, tiling, chunk, per_chunk, keys - queries, sides, device)
     fetch = descriptor(q, rows, tiling.rows, pictured)
     weights = None if weights is None else weights.float().contiguous()
 
@@ -268,11 +303,11 @@ def look(
     def strides(x: Tensor | None) -> tuple[int, ...]:
         return (0, 0, 0, 0) if x is None else x.stride()
 
-    grid = (triton.cdiv(columns.slots, tiling.columns), batch * heads)
+    grid = (batch * heads, triton.cdiv(columns.slots, 2 * tiling.columns))
     _look[grid](
         q, k, given(None) if fetch is None else fetch, lse2, first, stop, seen, given(slopes), given(table),
         given(bias), given(weights),
-        *(given(found.get(name)) for name in ("entropy", "max_score", "distance", "total")),
+        *(given(found.get(name)) for name in ("entropy", "largest", "distance", "total")),
         *(given(found.get(name)) for name in ("received", "sums", "maxima")), given(rows.edges), given(columns.edges),
         *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
         0 if seen.shape[0] == 1 else seen.stride(0), *strides(table), *strides(bias),
@@ -282,11 +317,11 @@ def look(
         columns.start, columns.slots, columns.pixel, columns.bins,
         D=dim, DIM=max(16, triton.next_power_of_2(dim)), BM=tiling.rows, BN=tiling.columns, TMA=fetch is not None,
         ROW_E=rows.edges is not None, COLUMN_E=columns.edges is not None, GC=min(columns.group, tiling.columns),
-        INTERVALS=intervals is not None, TABLE=table is not None, BIAS=bias is not None, ALIBI=slopes is not None,
-        SOFTCAP=softcap is not None,
+        APART=rows.apart, STARTS=starts and intervals is not None, INTERVALS=intervals is not None,
+        TABLE=table is not None, BIAS=bias is not None, ALIBI=slopes is not None, SOFTCAP=softcap is not None,
         WANT_ENTROPY="entropy" in want, WANT_LARGEST="max_score" in want, WANT_DISTANCE="distance" in want,
         WANT_TOTAL="total" in want, WANT_RECEIVED="received" in want, WEIGHTED=weights is not None,
-        WANT_SUMS="sums" in want, WANT_MAXIMA="maxima" in want,
+        WANT_SUMS="sums" in want, WANT_MAXIMA="maxima" in want, BINS=bins,
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
     )  # fmt: skip
@@ -298,10 +333,10 @@ def look(
     ):
         if name in found:
             found[name] = found[name].float().mul_(unit)
-    if "max_score" in found:
-        bits = found["max_score"]
-        score = (lse2 - bits.view(torch.float32)) * LN2
-        found["max_score"] = torch.where(bits == NOTHING, -torch.inf, score)
+    if "largest" in found:
+        bits = found["largest"] if bins == 1 else found["largest"].amin(-1, keepdim=True)
+        score = (lse2 - bits[..., 0].view(torch.float32)) * LN2
+        found["max_score"] = torch.where(bits[..., 0] == NOTHING, -torch.inf, score)
     if "maxima" in found:
         found["maxima"] = found["maxima"].view(torch.float32)
     return found

@@ -15,14 +15,14 @@ from sightline.positions import Alibi
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
-    from sightline.kernels.layout import AxisSlots, Tiling
+    from sightline.kernels.layout import Slots, Tiling
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
     from sightline.masks import Mask
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Cells of a pixel that are pooled inside a warp before they go to memory.
-_GROUP_ROWS, _GROUP_COLUMNS = 16, 64
+# Columns that are pooled inside a thread, and rows of a pixel in one tile: at most.
+_POOLED, _TAKEN = 64, 4
 
 
 def can(call: Call) -> bool:
@@ -95,15 +95,16 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         taken = [entry for entry in pending if entry[0][:4] == pending[0][0][:4]] if pending else []
         if taken and want and (taken[0][0][2] is not None or taken[0][0][3] is not None):
             taken = []
-        rows, columns = _whole(s.queries), _whole(s.keys)
-        if taken:
-            vertical, horizontal = taken[0][1]
-            rows, columns = _slots(vertical, call, _GROUP_ROWS), _slots(horizontal, call, _GROUP_COLUMNS)
+        rows, columns = _whole(call)
         asked = frozenset(want | {"maxima" if key[-1] else "sums" for key, _ in taken})
         tiling = default_tiling(s.dim, call.q.dtype, asked)
+        if taken:
+            vertical, horizontal = taken[0][1]
+            rows, columns = _rows(vertical, call, tiling.rows), _columns(horizontal, call)
         seen = None
         if rows.edges is None and columns.edges is None and _is_positional(call.mask):
-            seen = _seen(call.mask, s.queries, s.keys, call.device, rows, columns, tiling, bool(taken))
+            sides = "distance" in want
+            seen = _seen(call.mask, s.queries, s.keys, call.device, rows, columns, tiling, bool(taken), sides)
         result = look(q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, **options)
         for key, _ in taken:
             grids[key] = shaped(result["maxima" if key[-1] else "sums"])
@@ -113,7 +114,7 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     for request in job.received:
         if request not in plain:
             weights = request.weights.reshape(-1, s.heads, s.queries)  # type: ignore[union-attr]
-            rows, columns = _whole(s.queries), _whole(s.keys)
+            rows, columns = _whole(call)
             part = look(q, k, lse, rows=rows, columns=columns, want=frozenset({"received"}), weights=weights, **options)
             found[request] = shaped(part["received"])
     _divide(found)
@@ -153,12 +154,18 @@ def _masks(call: Call) -> dict[str, Any] | None:
     table = None
     if tables:
         table = _four_axes(tables[0].tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, device), call)
-    return {"intervals": None if intervals is None else tuple(_per_batch(x, call) for x in intervals), "table": table}
+    both = None if intervals is None else tuple(_per_batch(x, call) for x in intervals)
+    return {"intervals": both, "starts": not all(_from_the_first(rule) for rule in rules), "table": table}
 
 
 def _is_positional(mask: Mask | None) -> bool:
     """Whether a mask is a plain value: what follows from it is the same for every layer, and is kept."""
     return mask is None or isinstance(mask, Band | Prefix)
+
+
+def _from_the_first(mask: Mask) -> bool:
+    """Whether every row that sees anything sees key 0."""
+    return isinstance(mask, Prefix) or (isinstance(mask, Band) and mask.left is None)
 
 
 @functools.lru_cache(maxsize=32)
@@ -174,10 +181,11 @@ def _seen(
     queries: int,
     keys: int,
     device: torch.device,
-    rows: AxisSlots,
-    columns: AxisSlots,
+    rows: Slots,
+    columns: Slots,
     tiling: Tiling,
     pictured: bool,
+    sides: bool,
 ) -> Tensor:
     from sightline.kernels.layout import chunks, tiles_seen
 
@@ -185,7 +193,8 @@ def _seen(
     if mask is not None:
         first, stop = _intervals(mask, queries, keys, device)
         intervals = (first[None], stop[None])
-    return tiles_seen(intervals, rows, columns, tiling, *chunks(rows, tiling, pictured), device)
+    chunk = chunks(rows, tiling, pictured)
+    return tiles_seen(intervals, rows, columns, tiling, *chunk, keys - queries, sides, device)
 
 
 def _per_batch(x: Tensor, call: Call) -> Tensor:
@@ -210,24 +219,50 @@ def _four_axes(table: Tensor, call: Call) -> Tensor:
     return table.expand(size, s.heads, s.queries, s.keys)
 
 
-def _whole(length: int) -> AxisSlots:
-    from sightline.kernels.layout import AxisSlots
+def _whole(call: Call) -> tuple[Slots, Slots]:
+    """All rows and columns, without a picture."""
+    from sightline.kernels.layout import Slots
 
-    return AxisSlots(0, length, 1, max(length, 1), None, 1)
+    s = call.sizes
+    return Slots(0, s.queries, 1, s.queries), Slots(0, s.keys, 1, s.keys)
 
 
-def _slots(axis: Axis, call: Call, most: int) -> AxisSlots:
-    """The slots of an axis of a picture: cells as they are if pixels are of one handy size, else padded pixels."""
-    from sightline.kernels.layout import AxisSlots
+def _columns(axis: Axis, call: Call) -> Slots:
+    """The slots of a picture's columns: cells as they are if pixels are of one handy size, else padded pixels."""
+    group = min(axis.regular & -axis.regular, _POOLED)
+    if group >= 8:
+        return _as_they_are(axis, group=group)
+    return _padded(axis, call, 16 if _widest(axis) > 8 else 8)
+
+
+def _rows(axis: Axis, call: Call, height: int) -> Slots:
+    """The slots of a picture's rows: a tile of some height takes a few rows of several pixels, or of one large one."""
+    widest = _widest(axis)
+    taken = min(_TAKEN, height // 8, max(2, 1 << (widest - 1).bit_length()))
+    # A chunk of several large pixels would be a large part of the map.
+    if widest >= 2 * height and height // taken * widest > (axis.stop - axis.start) // 16:
+        taken = height
+    if axis.regular and axis.regular % taken == 0:
+        return _as_they_are(axis, apart=height // taken)
+    return _padded(axis, call, taken, height // taken)
+
+
+def _widest(axis: Axis) -> int:
+    return int((axis.edges[1:] - axis.edges[:-1]).max())
+
+
+def _as_they_are(axis: Axis, group: int = _POOLED, apart: int = 1) -> Slots:
+    from sightline.kernels.layout import Slots
+
+    return Slots(axis.start, axis.stop - axis.start, axis.bins, axis.regular, None, group, apart)
+
+
+def _padded(axis: Axis, call: Call, unit: int, apart: int = 1) -> Slots:
+    """Pixels of so many slots, a multiple of the unit, that the widest fits."""
+    from sightline.kernels.layout import Slots
 
     length, cell = axis.stop - axis.start, axis.regular
-    group = min(cell & -cell, most)
-    # Tiles take rows of a pixel in twos.
-    if cell and cell % 2 == 0 and (group >= 8 or group == cell):
-        return AxisSlots(axis.start, length, axis.bins, cell, None, group)
-    widest = int((axis.edges[1:] - axis.edges[:-1]).max())
-    group = 16 if widest >= 16 else max(2, 1 << (widest - 1).bit_length())
-    pixel = -(-widest // group) * group
+    pixel = -(-_widest(axis) // unit) * unit
     edges = torch.from_numpy(axis.edges).to(call.device, torch.int32)
     per, of = (1, cell) if cell else (axis.bins, length)
-    return AxisSlots(axis.start, length, axis.bins, pixel, edges, group, per, of)
+    return Slots(axis.start, length, axis.bins, pixel, edges, unit, apart, per, of)
