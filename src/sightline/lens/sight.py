@@ -249,6 +249,12 @@ class Sight:
         about = f"shape={self.shape}, normalizer={call.normalizer.name!r}, mask={call.mask}"
         return f"Sight({about}, computed: {kept or 'lse'})"
 
+    def _repr_html_(self) -> str:
+        """The maps of its heads, for a notebook."""
+        from sightline.lens.html import sight_html
+
+        return sight_html(self)
+
     def _resolved(self, picture: Picture) -> Picture:
         """The same picture with its rectangle spelled out, so that it is found again however it was asked for."""
         s = self._call.sizes

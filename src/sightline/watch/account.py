@@ -19,6 +19,7 @@ from sightline.errors import InputTypeError, explain
 from sightline.lens import Picture, Sight, Top
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
 from sightline.lens.geometry import Axis
+from sightline.lens.html import cell_for
 from sightline.lens.requests import ROW_STATS, parse
 from sightline.lens.walk import see, walk
 from sightline.masks import Band, Mask, Padding
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from sightline.attention.call import Call
     from sightline.lens.requests import Request
 
-# The overview has at most this many bins a side.
-SIDE = 512
 # Cells of a map, over batch and heads, up to which it is computed whole.
 _WHOLE = 1 << 22
 
@@ -85,18 +84,6 @@ def read_stats(stats: Any) -> Wanted:
         elif request in ROW_STATS:
             wanted.rows.append(request)
     return wanted
-
-
-def cell_for(length: int) -> int:
-    """The least power of two that puts a length into at most 512 bins.
-
-    >>> cell_for(512), cell_for(513), cell_for(131072)
-    (1, 2, 256)
-    """
-    cell = 1
-    while -(-length // cell) > SIDE:
-        cell *= 2
-    return cell
 
 
 @dataclass

@@ -24,7 +24,7 @@ from sightline.lens import store
 from sightline.watch.account import SHARES
 from sightline.watch.grow import Layer
 from sightline.watch.kept import KeptSight
-from sightline.watch.portable import writable_bias, writable_mask
+from sightline.watch.portable import has_table, writable_bias, writable_mask
 from sightline.watch.seen import LayerLike, Seen
 
 FORMAT, VERSION = "sightline-seen", 1
@@ -32,6 +32,8 @@ INDEX = "index.json"
 _ROWS = (*SHARES, "real", "repeated")
 # The index holds names and tokens; one larger than this is not ours.
 _LARGEST_INDEX = 256 << 20
+# A table of queries x keys is written beside a map that is known whole.
+_SMALL = 512 * 512
 
 
 def save(seen: Seen, folder: Path, keep_qk: bool) -> Path:
@@ -50,6 +52,7 @@ class Writer:
     def __init__(self, folder: Path, seen: Seen, free: bool, keep_qk: bool = True) -> None:
         self.folder, self.seen, self.free, self.keep_qk = folder, seen, free, keep_qk
         self.written: dict[str, int] = {}  # layers in the folder, and how many parts they had then
+        self.known: dict[str, bool] = {}  # whether their masks are in the folder
         self.rest = 0.0  # when it may write again
 
     def begin(self) -> None:
@@ -118,14 +121,12 @@ class Writer:
         call = sight._call
         _, _, queries, keys = sight.shape
         keep = self.keep_qk and sight.has_qk
-        mask = call.mask
-        try:
-            mask, bias = writable_mask(mask, queries, keys), writable_bias(call.bias, queries, keys)
-        except InputError:
-            if keep:
-                raise
-            mask, bias = None, None
-        bias = bias if keep else None
+        mask, bias = call.mask, call.bias if keep else None
+        # Without q and k a mask only says what is hidden: a table of all cells would be larger than all else.
+        known = keep or queries * keys <= _SMALL or not has_table(mask)
+        mask = writable_mask(mask, queries, keys) if known else None
+        bias = writable_bias(bias, queries, keys)
+        self.known[layer.name] = known and sight.mask_known
         copy = KeptSight(call.replace(mask=mask, bias=bias), sight._row, sight._kept)
         path = self.folder / f"{number:04d}.safetensors"
         store.save(copy, path, keep_qk=keep)
@@ -154,6 +155,7 @@ class Writer:
                     "heads": layer.heads,
                     "file": f"{number:04d}.safetensors",
                     "rows": f"{number:04d}.rows.safetensors",
+                    "mask_known": self.known[name],
                 }
             )
         content = {
@@ -200,12 +202,14 @@ class StoredLayer:
     heads: list[int] | None
     path: Path
     rows_path: Path
+    mask_known: bool
     _sight: KeptSight | None = None
     _rows: dict[str, Tensor] | None = None
 
     def sight(self) -> KeptSight:
         if self._sight is None:
             self._sight = _read_sight(self.path)
+            self._sight.mask_known = self.mask_known
             if len(self._sight.shape) != 4 or (self.heads is not None and len(self.heads) != self._sight.shape[1]):
                 raise _bad(self.path.parent, f"{self.path.name} is not the sight of {self.name}")
         return self._sight
@@ -250,8 +254,9 @@ def load(folder: Path) -> Seen:
                 raise ValueError(f"a layer {name!r} of kind {kind!r}")
             if heads is not None and not all(isinstance(head, int) and head >= 0 for head in heads):
                 raise ValueError(f"heads {heads!r}")
-            file, rows = _inside(folder, entry["file"]), _inside(folder, entry["rows"])
-            seen._layers[name] = StoredLayer(name, int(entry["index"]), kind, str(entry["module"]), heads, file, rows)
+            files = _inside(folder, entry["file"]), _inside(folder, entry["rows"])
+            index, module, known = int(entry["index"]), str(entry["module"]), bool(entry["mask_known"])
+            seen._layers[name] = StoredLayer(name, index, kind, module, heads, *files, known)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _bad(folder, f"an index that does not hold: {error}") from error
     return seen

@@ -17,10 +17,11 @@ from torch import Tensor
 from sightline.attention.call import Call
 from sightline.errors import InputError, explain
 from sightline.lens import Picture, Top
+from sightline.lens.html import cell_for
 from sightline.masks import Band, Mask, Padding, causal, padding, prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
-from sightline.watch.account import Wanted, cell_for, real_keys
+from sightline.watch.account import Wanted, real_keys
 from sightline.watch.kept import KeptSight, gather_bins
 from sightline.watch.mods import Stacked
 

@@ -51,6 +51,7 @@ class KeptSight(Sight):
     def __init__(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> None:
         super().__init__(call, row)
         self._kept = kept
+        self.mask_known = True  # False where a folder was too small for the mask's table
 
     @property
     def has_qk(self) -> bool:
@@ -166,6 +167,8 @@ class KeptSight(Sight):
     def _picture(self, picture: Picture) -> Tensor | None:
         s = self._call.sizes
         wanted = geometry.axes(picture, s.queries, s.keys)
+        if picture.visible_only and not self.mask_known:
+            return None
         reduce = "max" if picture.reduce == "max" else "sum"
         for kept, grid in self._kept.items():
             # Of single cells the sum is the maximum.
@@ -184,11 +187,6 @@ class KeptSight(Sight):
     def _has(self) -> str:
         names = [_named(request) for request in self._kept]
         return ", ".join(["lse", *names])
-
-    def _repr_html_(self) -> str:
-        from sightline.watch.html import sight_html
-
-        return sight_html(self)
 
 
 def _is_overview(picture: Picture) -> bool:

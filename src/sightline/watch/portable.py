@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _WRITTEN = 1 << 26
 
 
-def mask_to(mask: Mask | None, device: torch.device | str, tables: bool = True) -> Mask | None:
-    """The same mask with its tensors on another device; without `tables` a table of queries x keys is left out."""
+def mask_to(mask: Mask | None, device: torch.device | str) -> Mask | None:
+    """The same mask with its tensors on another device."""
     if mask is None or isinstance(mask, Band | Prefix):
         return mask
     if isinstance(mask, Padding):
@@ -33,17 +33,18 @@ def mask_to(mask: Mask | None, device: torch.device | str, tables: bool = True) 
         ids, key_ids = mask.ids, mask.key_ids
         return documents(_away(ids, device), None if key_ids is None else _away(key_ids, device))
     if isinstance(mask, Dense):
-        return dense(_away(mask.table, device)) if tables else None
+        return dense(_away(mask.table, device))
     if isinstance(mask, And | Or):
-        left, right = mask_to(mask.left, device, tables), mask_to(mask.right, device, tables)
-        if left is None or right is None:
-            return (left or right) if isinstance(mask, And) else None
+        left, right = mask_to(mask.left, device), mask_to(mask.right, device)
+        assert left is not None
+        assert right is not None
         return left & right if isinstance(mask, And) else left | right
     if isinstance(mask, Not):
-        inner = mask_to(mask.mask, device, tables)
-        return None if inner is None else ~inner
+        inner = mask_to(mask.mask, device)
+        assert inner is not None
+        return ~inner
     if isinstance(mask, Stacked):
-        return Stacked([(mask_to(m, device, tables), q, first, end) for m, q, first, end in mask.parts])
+        return Stacked([(mask_to(m, device), q, first, end) for m, q, first, end in mask.parts])
     return mask
 
 
@@ -85,6 +86,13 @@ def bias_heads(bias: BiasLike, heads: Sequence[int]) -> BiasLike:
         function, numbers = bias.function, torch.tensor(list(heads), device=bias.device)
         return ModBias(lambda b, h, i, j: function(b, numbers[h], i, j), bias.batch, len(heads), bias.device)
     return bias
+
+
+def has_table(mask: Mask | None) -> bool:
+    """Whether a mask is, or holds, a table or a function of all queries x keys."""
+    if isinstance(mask, And | Or):
+        return has_table(mask.left) or has_table(mask.right)
+    return has_table(mask.mask) if isinstance(mask, Not) else isinstance(mask, Dense | ModMask | Stacked)
 
 
 def writable_mask(mask: Mask | None, queries: int, keys: int) -> Mask | None:

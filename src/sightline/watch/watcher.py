@@ -30,9 +30,6 @@ from sightline.watch.where import inner, inside, names_of
 if TYPE_CHECKING:
     from sightline.attention.call import Call
 
-# A table of queries x keys is kept beside a map of up to this many cells, as the map itself is.
-_SMALL = 512 * 512
-
 
 class Looked(NamedTuple):
     """One attention call as a handler understood it, in four axes."""
@@ -229,8 +226,7 @@ class Watcher:
                 found["k"] = call.k[..., :0, :] if own else _own(new)
             if call.sinks is not None:
                 found["sinks"] = _own(call.sinks)
-            tables = self.keep or s.queries * s.keys <= _SMALL
-            mask = self._once(call.mask, lambda: mask_to(call.mask, "cpu", tables))
+            mask = self._once(call.mask, lambda: mask_to(call.mask, "cpu"))
             bias = None
             if self.keep:
                 bias = self._once(call.bias, lambda: _to_cpu(call.bias))
