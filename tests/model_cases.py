@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline.models.build import build
-from sightline.models.checkpoint import open_checkpoint
+from sightline.models.checkpoint import Checkpoint, SpecialTokens, open_checkpoint
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 # Weights of this size make attention that looks somewhere; transformers' own 0.02 leaves it flat.
@@ -57,3 +57,50 @@ def minilm() -> Any:
 @cache
 def smollm2() -> Any:
     return build(open_checkpoint("smollm2"))
+
+
+@cache
+def smollm2_tokenizer() -> Any:
+    return open_checkpoint("smollm2").tokenizer
+
+
+@cache
+def minilm_tokenizer() -> Any:
+    return open_checkpoint("minilm").tokenizer
+
+
+class Held(Checkpoint):
+    """A checkpoint in memory: any config with any tensors, and a list of what was read."""
+
+    tokenizer = None
+
+    def __init__(
+        self, config: dict[str, Any], tensors: dict[str, Tensor], beside: dict[str, Any] | None = None
+    ) -> None:
+        self.source, self.config, self.tensors, self.files = "memory", config, tensors, beside or {}
+        self.special = SpecialTokens()
+        self.was_read: list[str] = []
+
+    @property
+    def names(self) -> list[str]:  # type: ignore[override]
+        return list(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.tensors[name].dtype
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        self.was_read.append(name)
+        return self.tensors[name].to(dtype=dtype or self.dtype(name), copy=True)
+
+    def beside(self, name: str) -> Any:
+        return self.files.get(name)
+
+
+def held(model: Any) -> Held:
+    """A model of transformers as a checkpoint in memory, with the names of its modules."""
+    tied = model.config.tie_word_embeddings
+    tensors = {name: t for name, t in model.state_dict().items() if not (tied and name == "lm_head.weight")}
+    return Held(model.config.to_dict(), tensors)

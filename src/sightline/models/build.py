@@ -135,7 +135,7 @@ def _fill(
     empty = dict(model.named_parameters())
     filled: dict[int, nn.Parameter] = {}
     last: tuple[str, Tensor] | None = None  # q, k and v may lie in one tensor, which is read once
-    for planned in plan:
+    for planned in sorted(plan, key=lambda planned: planned.source.name):
         name = planned.source.name
         if last is None or last[0] != name:
             last = name, checkpoint.read(name, dtype)
