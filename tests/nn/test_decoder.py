@@ -235,3 +235,24 @@ def crossed(memory):
 def test_bad_input_is_explained(make, text):
     with pytest.raises(sl.errors.SightlineError, match=text):
         make()
+
+
+def test_rotary_positions_are_worked_out_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rotary = sl.positions.Rotary(8)
+    decoder, x = slnn.Decoder(32, heads=4, layers=3, positions=rotary), torch.randn(2, 6, 32)
+    calls = []
+    turns = rotary.turns
+    monkeypatch.setattr(rotary, "turns", lambda *args: calls.append(1) or turns(*args))
+    with torch.no_grad():
+        once = decoder(x)
+        assert len(calls) == 1
+        expected = x
+        for layer in decoder.layers:
+            expected = layer(expected)
+        assert torch.equal(once, decoder.norm(expected))
+        assert len(calls) == 1 + 2 * 3
+        # Layers with schemes of their own still use them.
+        decoder.layers[1].attention.positions = sl.positions.Rotary(8, base=50.0)
+        expected = decoder.norm(decoder.layers[2](decoder.layers[1](decoder.layers[0](x))))
+        assert torch.equal(decoder(x), expected)
+        assert not torch.allclose(expected, once)

@@ -225,11 +225,9 @@ class Decoder(Stack):
         """
         check_sequence(self, "x", x, self.width)
         caches = self._caches(cache)
-        if at is None and cache is not None and self.positions is not None:
-            at = cache.length or None
-        x, at = self._place(x, at)
+        x, places = self._place(x, at, 0 if cache is None else cache.length)
         for layer, own in zip(self.layers, caches, strict=True):
-            x = layer(x, memory, mask=mask, bias=bias, memory_mask=memory_mask, at=at, cache=own)
+            x = layer(x, memory, mask=mask, bias=bias, memory_mask=memory_mask, at=places, cache=own)
         return x if self.norm is None else self.norm(x)
 
     def _caches(self, cache: object) -> Sequence[LayerCache | None]:

@@ -143,7 +143,7 @@ class Encoder(Stack):
     ) -> Float[Tensor, "*batch time width"]:
         """`at` says where the tokens stand, as the position scheme takes it; 0, 1, 2, ... if not given."""
         check_sequence(self, "x", x, self.width)
-        x, at = self._place(x, at)
+        x, places = self._place(x, at)
         for layer in self.layers:
-            x = layer(x, mask=mask, bias=bias, at=at)
+            x = layer(x, mask=mask, bias=bias, at=places)
         return x if self.norm is None else self.norm(x)

@@ -67,7 +67,7 @@ class FeedForward(nn.Module):
         check_sequence(self, "x", x, self.width)
         act = ACTIVATIONS[self.activation]
         hidden = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)  # [*batch, time, hidden]
-        down: Tensor = self.down(self.dropout(hidden))
+        down: Tensor = self.down(self.dropout(hidden) if self.training else hidden)
         return down
 
     def extra_repr(self) -> str:

@@ -111,7 +111,7 @@ class Layer(Observable):
         if self.norm_output:
             # Under autocast a part gives half precision, and an RMS norm wants the precision of its weight.
             added = getattr(self, f"{name}_output_norm")(added.to(x.dtype))
-        total: Tensor = x + self.dropout(added)
+        total: Tensor = x + (self.dropout(added) if self.training else added)
         return total if self.norm_first else norm(total)
 
     def _masked(self, mask: MaskLike) -> MaskLike:

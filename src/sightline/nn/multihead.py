@@ -150,7 +150,10 @@ class MultiHeadAttention(Attends):
         *batch, time, _ = x.shape
         q = self.query(x).view(*batch, time, self.heads, self.head_dim).transpose(-3, -2)
         if memory is None:
-            k, v = self._project(x, x, "memory (x, as none was given)")
+            for size in self.memory_width:
+                if size != self.width:
+                    check_sequence(self, "memory (x, as none was given)", x, size)
+            k, v = self._project(x, x)
             q, k = self._rotate(q, k, at, cache)
             if cache is not None:
                 k, v = _checked(cache).append(k, v)
@@ -177,10 +180,8 @@ class MultiHeadAttention(Attends):
             backend=self.backend,
         )
 
-    def _project(self, for_keys: Tensor, for_values: Tensor, name: str = "memory") -> tuple[Tensor, Tensor]:
+    def _project(self, for_keys: Tensor, for_values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, `[*batch, kv_heads, keys, dim]`."""
-        check_sequence(self, name, for_keys, self.memory_width[0])
-        check_sequence(self, name, for_values, self.memory_width[1])
         k = self.key(for_keys).view(*for_keys.shape[:-1], self.kv_heads, self.head_dim)
         v = self.value(for_values).view(*for_values.shape[:-1], self.kv_heads, self.value_dim)
         return k.transpose(-3, -2), v.transpose(-3, -2)
@@ -198,6 +199,8 @@ class MultiHeadAttention(Attends):
             )
         for_keys, for_values = memory if isinstance(memory, tuple) else (memory, memory)
         if cache is None or not _checked(cache).length:
+            check_sequence(self, "memory", for_keys, self.memory_width[0])
+            check_sequence(self, "memory", for_values, self.memory_width[1])
             k, v = self._project(for_keys, for_values)  # type: ignore[arg-type]
             return (k, v) if cache is None else cache.append(k, v)
         check_sequence(self, "memory", for_keys, self.memory_width[0])

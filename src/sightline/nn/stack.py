@@ -12,10 +12,12 @@ from sightline.masks import Mask
 from sightline.nn.checks import acts_on
 from sightline.nn.norms import make_norm
 from sightline.nn.observe import Observable
+from sightline.positions import Rotary
 
 if TYPE_CHECKING:
     from sightline.nn.layer import Layer, LayerOptions
     from sightline.positions import Alibi
+    from sightline.positions.rotary import Turns
 
 
 class Stack(Observable):
@@ -43,9 +45,18 @@ class Stack(Observable):
         """Channels of a token, in and out."""
         return self.layers[0].width  # type: ignore[return-value]
 
-    def _place(self, x: Tensor, at: int | Tensor | None) -> tuple[Tensor, int | Tensor | None]:
-        """x with positions added to it; or x as it is, and where it stands for the layers to use."""
-        return (x, at) if self.positions is None else (self.positions(x, at=at), None)
+    def _place(self, x: Tensor, at: int | Tensor | None, start: int = 0) -> tuple[Tensor, int | Tensor | Turns | None]:
+        """x with positions added to it; or x as it is, and where it stands for the layers to use.
+
+        Tokens stand at `at`, or from `start` on. What one rotary scheme does to them is worked out once for all layers.
+        """
+        if self.positions is not None:
+            return self.positions(x, at=start or None if at is None else at), None
+        rotary, *others = {layer.attention.positions for layer in self.layers}  # type: ignore[union-attr]
+        if others or not isinstance(rotary, Rotary):
+            return x, at
+        *batch, time, _ = x.shape
+        return x, rotary.turns(start if at is None else at, batch, time, x.device, x.dtype)
 
 
 def divide(positions: nn.Module | Alibi | None) -> tuple[nn.Module | None, nn.Module | Alibi | None]:
