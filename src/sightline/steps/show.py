@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from sightline.steps import html
+from sightline.steps.labels import shown
 from sightline.steps.numbers import enough, number, weight
 
 if TYPE_CHECKING:
@@ -25,12 +28,16 @@ def whole_page(steps: Steps, tables: list[Table]) -> str:
 
 def body(steps: Steps, tables: list[Table]) -> str:
     """Everything between the title and the end of the page."""
-    parts = [f"<p>{html.rich_text(note)}</p>" for note in steps.notes]
+    parts = [f"<p>{html.rich_text(shown(note))}</p>" for note in steps.notes]
     head = tables[0].head if tables else 0
     parts += [_vectors(steps, head), _map(steps, head)]
+    if len(tables) > 3:
+        links = " ".join(f'<a href="#query-{table.query}">{html.label(table.label)}</a>' for table in tables)
+        parts.append(f'<nav aria-label="Queries">Tables of: {links}</nav>')
     for table in tables:
-        parts.append(f"<h2>Query: {html.label(table.label)}</h2>")
-        parts.append(query_table(table))
+        # Open, so that paper has it all; a reader can close what is read.
+        title = f'<summary><h2 id="query-{table.query}">Query: {html.label(table.label)}</h2></summary>'
+        parts.append(f"<details open>{title}{query_table(table)}</details>")
     if "projection" in steps.after:
         parts.append(_projection(steps, tables))
     return "\n".join(part for part in parts if part)
@@ -79,9 +86,17 @@ def _column(table: Table, column: Column) -> list[Tensor]:
 
 
 def _largest(vectors: list[Tensor]) -> float:
-    """The number of the deepest colour: the same for a whole column, so that its cells can be compared."""
-    sizes = [x.nan_to_num(0, 0, 0).abs().max().item() for x in vectors if x.numel()]
-    return max(sizes, default=1.0)
+    """The number of the deepest colour: the same for a whole column, so that its cells can be compared.
+
+    Trained models have a few channels that are far larger than all others; the largest 2 % are drawn alike, so that
+    the rest can be seen.
+    """
+    sizes = [x.nan_to_num(0, 0, 0).abs().flatten() for x in vectors if x.numel()]
+    if not sizes:
+        return 1.0
+    together = torch.cat(sizes).double()
+    count = max(1, math.ceil(0.98 * len(together)))
+    return together.kthvalue(count).values.item() or together.max().item() or 1.0
 
 
 def _stack(inner: str) -> str:
@@ -113,13 +128,13 @@ def _vectors(steps: Steps, head: int) -> str:
         if x is not None and x.dim() == 2 and len(x) == count:
             drawn[name] = x
     drawn |= {"q": done.q[head], "k": done.k[kv], "v": done.v[kv]}
-    largest = {name: max(x.nan_to_num(0, 0, 0).abs().max().item(), 1e-30) for name, x in drawn.items() if x.numel()}
+    largest = {name: _largest([x]) for name, x in drawn.items()}
     rows = [
         [html.label(word), *(_stack(html.vector(x[i], largest[name])) for name, x in drawn.items())]
         for i, word in enumerate(steps.labels)
     ]
     what = ", ".join(f"{name} {x.shape[1]}" for name, x in drawn.items())
-    scale = "Each number is a cell: blue above 0, orange below, the deeper the larger."
+    scale = "Each number is a cell: blue above 0, orange below, the deeper the larger; the largest 2 % alike."
     return "<h2>Words as vectors</h2>" + html.table(["word", *drawn], rows, caption=f"{scale} Numbers in each: {what}.")
 
 
@@ -139,7 +154,7 @@ def _map(steps: Steps, head: int) -> str:
 
 def _projection(steps: Steps, tables: list[Table]) -> str:
     together, final = steps.after["concatenation"], steps.after["projection"]
-    sizes = [x.nan_to_num(0, 0, 0).abs().max().item() if x.numel() else 1.0 for x in (together, final)]
+    sizes = [_largest([together]), _largest([final])]
     rows = [
         [
             html.label(t.label),

@@ -129,9 +129,9 @@ def print_table(console: Console, table: Table, digits: int | None = None) -> No
 def print_steps(steps: Steps, tables: list[Table], console: Console | None = None) -> None:
     """Title, notes, the tables, and the projection of all heads at the end."""
     console = console or make_console()
-    console.print(_text(steps.title), style="bold underline")
+    console.print(_text(shown(steps.title)), style="bold underline")
     for note in steps.notes:
-        console.print(_text(note))
+        console.print(_text(shown(note)))
     dim, value_dim = steps.done.q.shape[-1], steps.done.v.shape[-1]
     if max(dim, value_dim) > 3:
         console.print(f"q and k have {dim} numbers, v has {value_dim}; the first of them are shown.")
