@@ -104,3 +104,29 @@ def held(model: Any) -> Held:
     tied = model.config.tie_word_embeddings
     tensors = {name: t for name, t in model.state_dict().items() if not (tied and name == "lm_head.weight")}
     return Held(model.config.to_dict(), tensors)
+
+
+@cache
+def their_minilm() -> Any:
+    from transformers import BertModel
+
+    return BertModel.from_pretrained(open_checkpoint("minilm")._folder).eval()
+
+
+@cache
+def their_smollm2() -> Any:
+    """transformers' model with the weights that Sightline read, put in by hand; nothing is drawn at random first."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    checkpoint = open_checkpoint("smollm2")
+    said = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "rope_scaling")}
+    config = LlamaConfig(**{key: value for key, value in said.items() if value is not None})
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    tensors = {name: checkpoint.read(name, torch.float32) for name in checkpoint.names}
+    model.load_state_dict({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)
+    model.generation_config.eos_token_id = None
+    return model.eval()

@@ -54,7 +54,7 @@ class Pooling:
         elif self.mode == "max":
             pooled = states.masked_fill(~real, -torch.inf).amax(1)
         else:
-            pooled = (states * real).sum(1) / lengths.to(states)[:, None].clamp_min(1)
+            pooled = states.masked_fill(~real, 0.0).sum(1) / lengths.to(states)[:, None].clamp_min(1)
         return F.normalize(pooled, dim=-1) if (self.normalize if normalize is None else normalize) else pooled
 
 
