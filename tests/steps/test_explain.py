@@ -233,6 +233,7 @@ def test_long_inputs_are_opened_one_row_at_a_time() -> None:
     assert table.total == pytest.approx(1, abs=1e-4)
     assert table.difference < 1e-5
     assert all(line.key <= 750_000 for line in table.lines if line.key is not None)
+    assert f"{table.lines[0].label} @ {table.lines[0].key:,}" in str(table)
     with pytest.raises(InputError, match="would need"):
         steps["weight"]
 

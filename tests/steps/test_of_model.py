@@ -80,6 +80,16 @@ def test_a_single_head() -> None:
     assert "masked_score" in steps.names
 
 
+def test_the_model_stops_behind_the_layer_asked_for() -> None:
+    model = Tiny()
+    ran: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, sl.nn.MultiHeadAttention):
+            module.register_forward_pre_hook(lambda m, args, name=name: ran.append(name))
+    explain(model, "the kids left", layer=1)
+    assert len(ran) == 2
+
+
 def test_nothing_is_left_behind() -> None:
     model = Tiny()
     explain(model, "the kids", layer=0)

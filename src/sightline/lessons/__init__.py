@@ -34,11 +34,16 @@ LESSONS = (
     "fixed-or-dynamic",
     "kids-and-lions",
     "homonyms",
+    "dates",
 )
 
 
 class Lesson(NamedTuple):
-    """One lesson: what it is called, which parts of the sources it shows, and the function that gives it."""
+    """One lesson: what it is called, which parts of the sources it shows, and the function that gives it.
+
+    >>> find("basic").title
+    'Self-attention without weights'
+    """
 
     name: str
     title: str

@@ -1,13 +1,13 @@
 """The attention of a model that runs: `sl.attention` takes part in torch's function modes, so its calls can be seen.
 
 The model is any module made of `sl.nn` parts. Which module makes a call is known from hooks on all of them, and so
-are its input and its output. What is kept is the one call that was asked for.
+are its input and its output. What is kept is the one call that was asked for, and the model stops behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,10 @@ class Kept:
     output: Tensor  # of the attention
     x: Tensor | None  # what the module was given
     result: Tensor | None = None  # what the module gave
+
+
+class _Seen(Exception):
+    """The layer asked for has done its work: what comes after it need not be computed."""
 
 
 class _Eye(TorchFunctionMode):
@@ -71,6 +75,8 @@ class _Eye(TorchFunctionMode):
         kept = self.kept
         if kept is not None and kept.result is None and kept.path == path and isinstance(result, Tensor):
             kept.result = result
+            if self.layer is not None:
+                raise _Seen
 
 
 @contextmanager
@@ -119,7 +125,7 @@ def of_model(
                 )
             )
     eye = _Eye(layer)
-    with _watching(model, eye):
+    with suppress(_Seen), _watching(model, eye):
         model(*inputs)
     kept = _checked(eye, layer)
     q, k, v = kept.tensors
@@ -127,7 +133,7 @@ def of_model(
     queries, keys = done.q.shape[1], done.k.shape[1]
     names = read_labels("labels", tokens if labels is None else labels, queries)
     number = layer if isinstance(layer, int) else eye.paths.index(kept.path)
-    what = f"layer {number} of {len(eye.paths)}" + (f", {kept.path}" if kept.path else "")
+    what = f"layer {number}" + (f", {kept.path}" if kept.path else "")
     before = {} if kept.x is None else {"embeddings": _one(kept.x)}
     notes = []
     positions = getattr(kept.module, "positions", None)

@@ -53,7 +53,7 @@ def query_table(table: Table, digits: int | None = None) -> str:
     rows = []
     for line in table.lines:
         cells = [_cell(table, line, column, largest, decimals.get(column.name, digits)) for column in table.columns]
-        rows.append([html.label(line.label), *cells])
+        rows.append([html.label(table.name(line)), *cells])
     foot = {"weight": weight(table.total, digits)}
     if table.sum.numel():
         foot["sum"] = _stack(html.vector(table.sum, largest["sum"], digits=decimals["sum"]))

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """One key and its numbers; `key` is None for the line of all others, and for a sink."""
+    """One key and its numbers; `key` is None for the line of all others, and for a sink.
+
+    >>> from sightline.steps import explain_words
+    >>> line = explain_words("Action gets results").table("gets").lines[0]
+    >>> line.label, line.key, sorted(line.cells)
+    ('Action', 0, ['k', 'scaled_score', 'score', 'v', 'weight', 'weighted_value'])
+    """
 
     label: str
     key: int | None
@@ -54,6 +60,7 @@ class Table:
     sum: Tensor = field(repr=False)
     output: Tensor = field(repr=False)
     total: float  # of the weights
+    folded: bool = False  # whether the strongest keys stand for all, strongest first
 
     @property
     def difference(self) -> float:
@@ -62,6 +69,10 @@ class Table:
         gap = gap[~(self.sum == self.output)]  # equal infinities have no difference
         return gap.max().item() if gap.numel() else 0.0
 
+    def name(self, line: Line) -> str:
+        """What a line is called: its word, and where it stands if the lines are not in the order of the text."""
+        return f"{line.label} @ {line.key:,}" if self.folded and line.key is not None else line.label
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, ready for JSON: what is not finite is None."""
         return {
@@ -69,6 +80,7 @@ class Table:
             "label": self.label,
             "head": self.head,
             "heads": self.heads,
+            "folded": self.folded,
             "columns": [vars(column) for column in self.columns],
             "lines": [
                 {
@@ -139,10 +151,8 @@ def make_table(done: Computation, query: int, head: int, label: str, key_labels:
         lines.append(Line("sink", None, sums))
     total = sum(line.cells["weight"] for line in lines)
     z = torch.stack([line.cells["weighted_value"] for line in lines]).sum(0) if lines else v.new_zeros(v.shape[-1])
-    q = done.q[head, query]
-    return Table(
-        query, label, head, len(done.q), done.columns, tuple(lines), q, z, done.output_of(query)[head], float(total)
-    )
+    q, output, folded = done.q[head, query], done.output_of(query)[head], len(shown) < keys
+    return Table(query, label, head, len(done.q), done.columns, tuple(lines), q, z, output, float(total), folded)
 
 
 def _weighted(weight: Tensor, v: Tensor, visible: Tensor) -> Tensor:

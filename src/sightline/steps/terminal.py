@@ -81,7 +81,7 @@ def rich_table(table: Table, count: int = 3, digits: int | None = None, short: b
         justify = "left" if column.kind == "text" else "right"
         made.add_column(f"{column.heading}\n{column.symbol}", justify=justify, no_wrap=True, footer=foot)  # type: ignore[arg-type]
     for line, *texts in zip(table.lines, *cells, strict=True):
-        made.add_row(_text(_short(line.label)), *texts, style="dim" if line.hidden else None)
+        made.add_row(_text(_short(table.name(line))), *texts, style="dim" if line.hidden else None)
     return made
 
 
