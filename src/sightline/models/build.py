@@ -14,7 +14,7 @@ from sightline.models.checkpoint import Checkpoint, refused
 from sightline.models.families import FAMILIES
 from sightline.models.families.base import Family, Source
 from sightline.models.families.settings import Settings
-from sightline.models.layout import lay_out
+from sightline.models.layout import memory_for
 
 
 def build(
@@ -131,21 +131,21 @@ def _refuse_leftovers(plan: list[_Planned], family: Family, checkpoint: Checkpoi
 def _fill(
     model: nn.Module, plan: list[_Planned], checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Read the tensors and put them in place of the empty parameters, each in the layout that runs fastest."""
-    empty = dict(model.named_parameters())
-    filled: dict[int, nn.Parameter] = {}
+    """Read the tensors, one at a time, into the memory that becomes the parameters."""
+    empty, places = dict(model.named_parameters()), memory_for(model, dtype, device)
     last: tuple[str, Tensor] | None = None  # q, k and v may lie in one tensor, which is read once
     for planned in sorted(plan, key=lambda planned: planned.source.name):
         name = planned.source.name
         if last is None or last[0] != name:
-            last = name, checkpoint.read(name, dtype)
+            last = None  # not two of them in memory
+            last = name, checkpoint.read(name)
         part = planned.source.take(last[1], planned.shape, planned.sizes, planned.place)
-        filled[id(empty[planned.parameter])] = nn.Parameter(part.to(device))
+        places[id(empty[planned.parameter])].copy_(part)
+    filled = {place: nn.Parameter(tensor) for place, tensor in places.items()}
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[key] = filled[id(parameter)]  # tied ones stay tied
-    lay_out(model)
 
 
 def _usual_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:

@@ -20,48 +20,64 @@ from sightline.nn import FeedForward, MultiHeadAttention
 _TALL = 1.5
 
 
+def memory_for(model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[int, Tensor]:
+    """Memory for every parameter of a model, by its id, where one token reads it fastest; nothing is in it yet.
+
+    The model may be on the meta device. On other devices than the CPU every parameter lies for itself, row by row.
+
+    >>> linear = nn.Linear(8, 64, device="meta")
+    >>> memory_for(linear, torch.float32, torch.device("cpu"))[id(linear.weight)].stride()
+    (1, 64)
+    """
+    places: dict[int, Tensor] = {}
+    if device.type == "cpu":
+        for part in model.modules():
+            if isinstance(part, MultiHeadAttention):
+                _place(places, dtype, part.query, part.key, part.value)
+            elif isinstance(part, FeedForward) and part.gate is not None:
+                _place(places, dtype, part.gate, part.up)
+        for part in model.modules():
+            if isinstance(part, nn.Linear):
+                _place(places, dtype, part)
+    for parameter in model.parameters():
+        if id(parameter) not in places:
+            places[id(parameter)] = torch.empty(parameter.shape, dtype=dtype, device=device)
+    return places
+
+
+def _place(places: dict[int, Tensor], dtype: torch.dtype, *linears: nn.Linear) -> None:
+    """One block for linear layers with the same input."""
+    weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+    alike = len({w.shape[1] for w in weights}) == 1 and len({b is None for b in biases}) == 1
+    if not alike or any(id(w) in places for w in weights):
+        return
+    rows, columns = sum(len(w) for w in weights), weights[0].shape[1]
+    if rows >= _TALL * columns:
+        block = torch.empty(columns, rows, dtype=dtype, device="cpu").t()
+    else:
+        block = torch.empty(rows, columns, dtype=dtype, device="cpu")
+    line = torch.empty(rows, dtype=dtype, device="cpu")
+    sizes = [len(w) for w in weights]
+    for linear, weight, bias in zip(linears, block.split(sizes), line.split(sizes), strict=True):
+        places[id(linear.weight)] = weight
+        if linear.bias is not None:
+            places[id(linear.bias)] = bias
+
+
+@torch.no_grad()
 def lay_out(model: nn.Module) -> None:
-    """Put the matrices of a model where one token reads them fastest; on other devices all stays as it is.
+    """Move the parameters of a model to where one token reads them fastest, e.g. after `model.to(…)`.
 
     >>> feed_forward = FeedForward(8, 32, gated=True)
     >>> lay_out(feed_forward)
     >>> side_by_side(feed_forward.gate, feed_forward.up)[0].shape
     torch.Size([64, 8])
     """
-    done: set[int] = set()
-    with torch.no_grad():
-        for part in model.modules():
-            if isinstance(part, MultiHeadAttention):
-                _put(done, part.query, part.key, part.value)
-            elif isinstance(part, FeedForward) and part.gate is not None:
-                _put(done, part.gate, part.up)
-        for part in model.modules():
-            if isinstance(part, nn.Linear) and id(part.weight) not in done:
-                _put(done, part)
-
-
-def _put(done: set[int], *linears: nn.Linear) -> None:
-    """Put linear layers with the same input into one block."""
-    weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
-    alike = len({(w.shape[1], w.dtype) for w in weights}) == 1 and len({b is None for b in biases}) == 1
-    if not alike or any(w.device.type != "cpu" or id(w) in done for w in weights):
-        return
-    rows, columns = sum(len(w) for w in weights), weights[0].shape[1]
-    tall = rows >= _TALL * columns
-    if len(linears) == 1 and not tall and weights[0].is_contiguous():
-        return
-    block = weights[0].new_empty((columns, rows)).t() if tall else weights[0].new_empty((rows, columns))
-    line = None if biases[0] is None else biases[0].new_empty(rows)
-    start = 0
-    for linear in linears:
-        stop = start + len(linear.weight)
-        block[start:stop].copy_(linear.weight)
-        linear.weight.data = block[start:stop]
-        if line is not None:
-            line[start:stop].copy_(linear.bias)
-            linear.bias.data = line[start:stop]
-        done.add(id(linear.weight))
-        start = stop
+    parameters = list(model.parameters())
+    if len({(p.dtype, p.device) for p in parameters}) == 1:
+        places = memory_for(model, parameters[0].dtype, parameters[0].device)
+        for parameter in parameters:
+            parameter.data = places[id(parameter)].copy_(parameter)
 
 
 def side_by_side(*linears: nn.Linear) -> tuple[Tensor, Tensor | None] | None:

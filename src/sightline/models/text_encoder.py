@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from sightline.attention.call import MaskLike
 
-# Tokens, padding included, that are encoded at once: enough for the matrix products, little enough for the caches.
-_AT_ONCE = 2048
+# Tokens, padding included, that are encoded at once: enough for the matrix products, and few enough that texts of
+# other lengths, which would be padded, come in another batch. Of 64 sentences 512 took 0.7 of the time of 2048.
+_AT_ONCE = {"cpu": 512}
+_AT_ONCE_ELSEWHERE = 16384
 
 
 class TokenEmbedding(nn.Module):
@@ -106,9 +108,10 @@ class TextEncoder(TextModel):
         rows = self._encode(listed, self.pooling.longest) if listed else []
         out = torch.empty(len(rows), self.encoder.width, device=self.device, dtype=self.table.weight.dtype)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        room = _AT_ONCE.get(self.device.type, _AT_ONCE_ELSEWHERE)
         while order:
             # Longest first: what does not fit into memory is found out at once.
-            take = max(1, min(most, _AT_ONCE // max(1, len(rows[order[-1]]))))
+            take = max(1, min(most, room // max(1, len(rows[order[-1]]))))
             order, chosen = order[:-take], order[-take:]
             ids, mask = self._padded([rows[i] for i in chosen])
             lengths = torch.tensor([len(rows[i]) for i in chosen])
