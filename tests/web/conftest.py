@@ -13,6 +13,7 @@ import torch
 import sightline as sl
 from sightline.lens import Sight
 from sightline.web.orders import Order, Report, Ticket
+from sightline.web.running import Models
 from sightline.web.runs import Run, content_id
 from sightline.web.server import application
 from sightline.web.service import Service
@@ -80,9 +81,22 @@ def name_order(order: Order) -> str:
     return hashlib.sha256(repr(order).encode()).hexdigest()[:16]
 
 
+class Words(Models):
+    """One model that is not there."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [{"name": "words", "title": "one token per word"}]
+
+
 @pytest.fixture
 def service() -> Iterator[Service]:
-    made = Service(instant, name_order, models=[{"name": "words", "causal": True}], threads=2)
+    made = Service(instant, name_order, models=Words(), threads=2)
     yield made
     made.close()
 

@@ -40,8 +40,11 @@ def routes(service: Service) -> APIRouter:
     """All routes of the API, on one service."""
     api = APIRouter(prefix="/api")
 
-    def found(request: Request, run: str) -> Run:
+    def found(run: str) -> Run:
         return service.run(run)
+
+    async def wait_for(request: Request, work: Awaitable[Any]) -> Any:
+        return await unless_over(service, request, work)
 
     @api.get("/limits", tags=["server"])
     async def limits() -> dict[str, Any]:
@@ -53,7 +56,7 @@ def routes(service: Service) -> APIRouter:
             "tokens_a_page": TOKENS_A_PAGE,
             "waiting_tiles": service.desk.limit,
             "tile": 256,
-            "models": service.models,
+            "models": service.listed_models(),
         }
 
     @api.get("/runs", tags=["runs"])
@@ -110,7 +113,7 @@ def routes(service: Service) -> APIRouter:
         of: Annotated[str, Query(pattern="^(text|memory)$")] = "text",
     ) -> Response:
         """The tokens as text, and what kind each is: 1 special, 2 bytes as hex, 4 stuck to the one before."""
-        it = found(request, run)
+        it = found(run)
         labels = it.labels if of == "text" else it.memory_labels
         if labels is None:
             raise Problem(404, "this run has no memory", expected="of=text", got="of=memory", hint="of=text")
@@ -129,15 +132,15 @@ def routes(service: Service) -> APIRouter:
     @api.get("/runs/{run}/portraits", tags=["numbers"])
     async def portraits(request: Request, run: str) -> Response:
         """What every head is like, which heads are alike, and the head to look at first."""
-        it = found(request, run)
-        body, complete = await gone_or(request, service.slow((it.key, "portraits"), lambda: service.portraits(it)))
+        it = found(run)
+        body, complete = await wait_for(request, service.slow((it.key, "portraits"), lambda: service.portraits(it)))
         return finished(request, it, JSONResponse(body), complete)
 
     @api.get("/runs/{run}/thumbs", tags=["numbers"])
     async def thumbs(request: Request, run: str) -> Response:
         """Every head as 64 x 64 bytes, layer by layer: 0 masked, 1 zero, 2 to 255 logarithmic from 1e-7 to 1."""
-        it = found(request, run)
-        body, complete = await gone_or(request, service.slow((it.key, "thumbs"), lambda: service.thumbs(it)))
+        it = found(run)
+        body, complete = await wait_for(request, service.slow((it.key, "thumbs"), lambda: service.thumbs(it)))
         return finished(request, it, binary(body), complete)
 
     @api.get("/runs/{run}/tiles/{layer}/{head}/{lq}/{lk}/{y}/{x}", tags=["numbers"])
@@ -145,8 +148,8 @@ def routes(service: Service) -> APIRouter:
         request: Request, run: str, layer: int, head: int, lq: int, lk: int, y: int, x: int, pool: str = "mean"
     ) -> Response:
         """256 x 256 little-endian float32: bins of 2^lq queries and 2^lk keys. NaN where no cell is visible."""
-        it = found(request, run)
-        body, exact = await gone_or(request, service.tile(it, layer, head, (lq, lk), y, x, pool))
+        it = found(run)
+        body, exact = await wait_for(request, service.tile(it, layer, head, (lq, lk), y, x, pool))
         if body is None:
             return finished(request, it, Response(status_code=204))
         return finished(request, it, binary(body), exact)
@@ -154,26 +157,26 @@ def routes(service: Service) -> APIRouter:
     @api.get("/runs/{run}/rows/{layer}/{head}", tags=["numbers"])
     async def rows(request: Request, run: str, layer: int, head: int, q: str) -> Response:
         """What queries attend to, added up: a float32 for every key, NaN where none of them may look."""
-        it, queries = found(request, run), numbers("q", q, MOST_QUERIES)
+        it, queries = found(run), numbers("q", q, MOST_QUERIES)
         make = lambda: it.view(layer, head).row(queries).tobytes()  # noqa: E731
         return finished(
-            request, it, binary(await gone_or(request, service.quick((it.key, "row", layer, head, q), make)))
+            request, it, binary(await wait_for(request, service.quick((it.key, "row", layer, head, q), make)))
         )
 
     @api.get("/runs/{run}/columns/{layer}/{head}", tags=["numbers"])
     async def columns(request: Request, run: str, layer: int, head: int, k: str) -> Response:
         """Who attends to keys, added up: a float32 for every query, NaN where it may look at none of them."""
-        it, keys = found(request, run), numbers("k", k, MOST_QUERIES)
+        it, keys = found(run), numbers("k", k, MOST_QUERIES)
         make = lambda: it.view(layer, head).column(keys).tobytes()  # noqa: E731
         key = (it.key, "column", layer, head, k)
-        return finished(request, it, binary(await gone_or(request, service.quick(key, make))))
+        return finished(request, it, binary(await wait_for(request, service.quick(key, make))))
 
     @api.get("/runs/{run}/tracks/{layer}/{head}", tags=["numbers"])
     async def tracks(request: Request, run: str, layer: int, head: int) -> Response:
         """The entropy of every query, then what every key received: float32."""
-        it = found(request, run)
+        it = found(run)
         make = lambda: it.view(layer, head).tracks()  # noqa: E731
-        both = await gone_or(request, service.quick((it.key, "tracks", layer, head), make))
+        both = await wait_for(request, service.quick((it.key, "tracks", layer, head), make))
         if both is None:
             service.open_head(it, layer, head)
             raise Problem(
@@ -191,7 +194,7 @@ def routes(service: Service) -> APIRouter:
         request: Request, run: str, layer: int, head: int, rows: str | None = None, cols: str | None = None
     ) -> Response:
         """One cell or a rectangle: weight, score, rank, entropy; or mean, maximum and where. Without both: the link."""
-        it = found(request, run)
+        it = found(run)
         if rows is None and cols is None:
             make: Callable[[], Any] = lambda: service.link(it, layer, head)  # noqa: E731
         elif rows is None or cols is None:
@@ -202,14 +205,14 @@ def routes(service: Service) -> APIRouter:
             single = band.stop - band.start == 1 == columns.stop - columns.start
             make = (lambda: view.cell(band.start, columns.start)) if single else (lambda: view.patch(band, columns))
         key = (it.key, "peek", layer, head, rows, cols)
-        return finished(request, it, JSONResponse(await gone_or(request, service.quick(key, make))))
+        return finished(request, it, JSONResponse(await wait_for(request, service.quick(key, make))))
 
     @api.get("/runs/{run}/rollout", tags=["numbers"])
     async def rollout(request: Request, run: str, q: str) -> Response:
         """Attention rollout through all layers: how much every token fed these, a float32 each. A heuristic."""
-        it, queries = found(request, run), numbers("q", q, 8)
+        it, queries = found(run), numbers("q", q, 8)
         make = lambda: service.rollout(it, queries).tobytes()  # noqa: E731
-        return finished(request, it, binary(await gone_or(request, service.slow((it.key, "rollout", q), make))))
+        return finished(request, it, binary(await wait_for(request, service.slow((it.key, "rollout", q), make))))
 
     @api.get("/runs/{run}/steps/{layer}/{head}", tags=["numbers"])
     async def steps(
@@ -222,9 +225,9 @@ def routes(service: Service) -> APIRouter:
         k: Annotated[int | None, Query(ge=0)] = None,
     ) -> Response:
         """How the output of one query comes about, key by key, with the real numbers."""
-        it = found(request, run)
+        it = found(run)
         make = lambda: service.steps(it, layer, head, q, top, k)  # noqa: E731
-        body = await gone_or(request, service.slow((it.key, "steps", layer, head, q, top, k), make))
+        body = await wait_for(request, service.slow((it.key, "steps", layer, head, q, top, k), make))
         return finished(request, it, JSONResponse(body))
 
     @api.get("/runs/{run}/export", tags=["numbers"])
@@ -238,9 +241,9 @@ def routes(service: Service) -> APIRouter:
         cols: str | None = None,
     ) -> Response:
         """The exact numbers of a rectangle as CSV or npz, or the run as one page that needs no server."""
-        it = found(request, run)
+        it = found(run)
         make = lambda: service.export(it, format, layer, head, rows, cols)  # noqa: E731
-        name, media, body = await gone_or(request, service.slow((it.key, format, layer, head, rows, cols), make))
+        name, media, body = await wait_for(request, service.slow((it.key, format, layer, head, rows, cols), make))
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return Response(body, media_type=media, headers=headers)
 
@@ -266,16 +269,21 @@ def finished(request: Request, run: Run, response: Response, complete: bool = Tr
     return response
 
 
-async def gone_or(request: Request, work: Awaitable[Any]) -> Any:
-    """The result, unless the client leaves first: then nobody waits for it any more."""
+async def unless_over(service: Service, request: Request, work: Awaitable[Any]) -> Any:
+    """The result, unless the client leaves first, or the server stops: then nobody waits for it any more."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
+    stopped = asyncio.get_running_loop().create_future()
+    service.waiters.add(stopped)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
+        if stopped.done():
+            raise Problem(503, "the server stops", expected="a running server", got="Ctrl-C", hint="start it again")
         raise Problem(499, "the client has gone", expected="a client", got="none", hint="ask again")
     finally:
+        service.waiters.discard(stopped)
         gone.cancel()
         if not task.done():
             task.cancel()

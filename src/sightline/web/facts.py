@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Rows of the diagonal that are computed in one go.
 BAND = 256
+# What a watched run says itself; the rest is made of its sights.
+TOLD = ("first", "previous", "same", "distance", "induction")
 MEASURES = ("entropy", "spread", "focus", "first", "previous", "same", "distance", "induction")
 
 
@@ -35,18 +37,22 @@ def facts(run: Run) -> tuple[list[list[dict[str, float | None]]], bool]:
     return found, complete
 
 
-def first_choice(heads: list[list[dict[str, float | None]]]) -> tuple[int, int]:
-    """The head to look at first: focused, and neither on the first nor on the previous token.
+def interest(head: dict[str, float | None]) -> float:
+    """How much a head is worth a look: focused, and neither on the first nor on the previous token.
 
-    Of equal ones the lowest layer and head.
+    >>> interest({"focus": 0.5, "first": 0.5, "previous": None})
+    0.25
     """
+    return (head["focus"] or 0.0) * (1 - (head["first"] or 0.0)) * (1 - (head["previous"] or 0.0))
+
+
+def first_choice(heads: list[list[dict[str, float | None]]]) -> tuple[int, int]:
+    """The head to look at first: the most interesting; of equal ones the lowest layer and head."""
     best, choice = -1.0, (0, 0)
     for i, layer in enumerate(heads):
         for j, head in enumerate(layer):
-            score = head["focus"] or 0.0
-            score *= (1 - (head["first"] or 0.0)) * (1 - (head["previous"] or 0.0))
-            if score > best + 1e-9:
-                best, choice = score, (i, j)
+            if interest(head) > best + 1e-9:
+                best, choice = interest(head), (i, j)
     return choice
 
 
@@ -71,7 +77,16 @@ def similar(thumbs: list[np.ndarray], n: int = 3) -> list[list[list[tuple[int, i
 
 def _told(run: Run) -> dict[str, dict[str, np.ndarray]]:
     """What the account itself says of its heads, by layer and measure."""
-    return {}
+    told: dict[str, dict[str, np.ndarray]] = {}
+    portraits = getattr(run.account, "portraits", None)
+    if portraits is None:
+        return told
+    for portrait in portraits():
+        mine = told.setdefault(portrait.layer, {name: np.array([]) for name in TOLD})
+        for name in TOLD:
+            value = getattr(portrait, name)
+            mine[name] = np.append(mine[name], np.nan if value is None else value)
+    return told
 
 
 def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list[dict[str, float | None]], bool]:
@@ -91,7 +106,7 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
         measures["focus"] = 1 - _mean(share, np.broadcast_to(several, share.shape))
     elif layer.exact:
         complete = False
-    if layer.exact and measures["first"] is None:
+    if layer.exact and (measures["first"] is None or np.isnan(measures["first"]).all()):
         measures |= _shares(sight, run.batch, layer)
     heads = [
         {name: None if values is None else _number(values[head]) for name, values in measures.items()}

@@ -28,6 +28,13 @@ class PickedMask(Mask):
     def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
         return self.mask.kinds(row_edges, column_edges, queries, keys)
 
+    def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        found = self.mask.intervals(queries, keys, device)
+        # Intervals have no axis of heads.
+        return (
+            None if found is None else (_pick_to(found[0], self.index[:-1], 1), _pick_to(found[1], self.index[:-1], 1))
+        )
+
     def __repr__(self) -> str:
         return repr(self.mask)
 

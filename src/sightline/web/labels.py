@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# What a token is: a special one such as [CLS]; bytes that are no whole character, as hex; stuck to the one before.
-SPECIAL, BYTES, GLUED = 1, 2, 4
+# What a token is: a special one such as [CLS]; bytes that are no whole character, as hex; stuck to the one before;
+# the first of a new line.
+SPECIAL, BYTES, GLUED, NEW_LINE = 1, 2, 4, 8
 
 _SPECIAL = re.compile(r"\[(?:CLS|SEP|PAD|MASK|UNK)\]|<(?:\||/?[a-zA-Z_]+|)[^<>]{0,30}\|?>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_HEX = re.compile(r"(?:<0x[0-9A-Fa-f]{2}>)+")
 
 
 class Labels(NamedTuple):
@@ -42,7 +44,28 @@ def read(tokens: Sequence[str]) -> Labels:
         return _each(tokens, _sentencepiece)
     # Tokens that bring their own spaces are the text itself; others are words.
     own_spaces = any(token != token.strip() for token in tokens)
-    return _each(tokens, lambda token: (token, GLUED if own_spaces else 0))
+    return _each(tokens, lambda token: _plain(token, GLUED if own_spaces else 0))
+
+
+def placed(labels: Labels, text: str, spans: Sequence[Sequence[int]]) -> Labels:
+    """The same labels with the letters of the text itself, where a tokenizer changed them (lower case, accents).
+
+    >>> placed(read(["[CLS]", "the", "kid", "##s", "."]), "The kids.", [(0, 0), (0, 3), (4, 7), (7, 8), (8, 9)])
+    Labels(texts=['[CLS]', 'The', 'kid', 's', '.'], kinds=[1, 0, 0, 4, 4])
+    """
+    texts, kinds, end = list(labels.texts), list(labels.kinds), 0
+    for i, (start, stop) in enumerate(spans[: len(texts)]):
+        if kinds[i] & (SPECIAL | BYTES) or not 0 <= start < stop <= len(text):
+            continue
+        gap, piece = text[end:start], text[start:stop]
+        if texts[i] == texts[i].strip():
+            # A tokenizer that drops spaces: they stand between the pieces.
+            texts[i] = piece
+            kinds[i] = 0 if i and gap else GLUED if end else 0
+            if "\n" in gap:
+                kinds[i] |= NEW_LINE
+        end = stop
+    return Labels(texts, kinds)
 
 
 def _each(tokens: Sequence[str], one: Callable[[str], tuple[str, int]]) -> Labels:
@@ -51,7 +74,13 @@ def _each(tokens: Sequence[str], one: Callable[[str], tuple[str, int]]) -> Label
 
 
 def _is_special(token: str) -> bool:
-    return bool(_SPECIAL.fullmatch(token)) and not _BYTE.fullmatch(token)
+    return bool(_SPECIAL.fullmatch(token)) and not _HEX.fullmatch(token)
+
+
+def _plain(token: str, kind: int) -> tuple[str, int]:
+    if _HEX.fullmatch(token):
+        return " ".join(_BYTE.findall(token)).lower(), kind | BYTES
+    return token, kind
 
 
 def _wordpiece(token: str) -> tuple[str, int]:

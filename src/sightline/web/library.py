@@ -43,7 +43,7 @@ class Library:
         with self._lock:
             if run.id not in self._open:
                 self.make_room()
-            self._open[run.id] = run
+            self._open[run.id] = run  # a grown run takes the place of what it was
             self._open.move_to_end(run.id)
 
     def make_room(self) -> None:
@@ -90,10 +90,24 @@ class Library:
         """Let go of a run. A saved folder stays on disk, and is listed again when the server starts again."""
         with self._lock:
             known = id in self
-            self._open.pop(id, None)
+            run = self._open.pop(id, None)
             self._shelves.pop(id, None)
+        if run is not None:
+            run.close()
         if not known:
             raise Problem(404, "there is no such run", expected="an id", got=id[:40], hint="GET /api/runs")
+
+    def discard(self, id: str) -> None:
+        """Let go of a run that was made here, if it is there."""
+        with self._lock:
+            run = None if id in self._shelves else self._open.pop(id, None)
+        if run is not None:
+            run.close()
+
+    def clear(self) -> None:
+        """Close every run."""
+        for id in list(self._open):
+            self.close(id)
 
     def listed(self) -> list[dict[str, Any]]:
         """Every run in short, the newest first."""

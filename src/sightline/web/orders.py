@@ -73,13 +73,22 @@ Perform = Callable[[Ticket, Report], Run]
 class Orders:
     """The queue of orders and the one thread that does them."""
 
-    def __init__(self, perform: Perform, finished: Callable[[Run], None], waiting: int = 4, kept: int = 32) -> None:
-        self.perform, self.finished, self.limit, self.kept = perform, finished, waiting, kept
+    def __init__(
+        self,
+        perform: Perform,
+        finished: Callable[[Run], None],
+        dropped: Callable[[str], None],
+        waiting: int = 4,
+        kept: int = 32,
+    ) -> None:
+        self.perform, self.finished, self.dropped = perform, finished, dropped
+        self.limit, self.kept = waiting, kept
         self.tickets: dict[str, Ticket] = {}
         self._queue: queue.Queue[Ticket | None] = queue.Queue()
         self._changed: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ending = False
 
     def put(self, id: str, order: Order) -> Ticket:
         """Take an order; the same one twice is one."""
@@ -144,12 +153,17 @@ class Orders:
                 if now != last:
                     yield now
                     last = now
-                if ticket.over:
+                if ticket.over or self._ending:
                     return
                 await changed.wait()
                 await asyncio.sleep(0.05)  # a browser needs no more than twenty a second
         finally:
             self._changed.remove(entry)
+
+    def end_streams(self) -> None:
+        """Let everyone who listens go: the server is about to stop."""
+        self._ending = True
+        self._tell()
 
     def close(self) -> None:
         """Stop: the running order is cancelled, the others are dropped."""
@@ -187,6 +201,10 @@ class Orders:
                 ).body
                 self._set(ticket, state="failed", problem=body)
 
+            finally:
+                if ticket.state != "done":
+                    self.dropped(ticket.id)  # a growing run that was handed out already
+
     def _report(self, ticket: Ticket, **changes: Any) -> None:
         if ticket.cancelled.is_set():
             raise Cancelled
@@ -196,6 +214,9 @@ class Orders:
         for name, value in changes.items():
             setattr(ticket, name, value)
         ticket.version += 1
+        self._tell()
+
+    def _tell(self) -> None:
         for loop, event in list(self._changed):
             try:
                 loop.call_soon_threadsafe(event.set)

@@ -148,24 +148,33 @@ class Overview:
         return values
 
 
+def stored_levels(sight: Sight) -> list[int] | None:
+    """The levels of the finest overview that came with a sight: kept sums of the whole map in power-of-two cells."""
+    cells = [
+        request.cell
+        for request in sight._kept
+        if isinstance(request, Picture)
+        and request.cell is not None
+        and request == Picture(cell=request.cell, reduce="sum")
+        and not any(n & (n - 1) for n in request.cell)
+    ]
+    return [n.bit_length() - 1 for n in min(cells)] if cells else None
+
+
 def stored(sight: Sight) -> Overview | None:
-    """The finest overview that came with a sight: its kept pictures of the whole map with power-of-two cells."""
-    queries, keys = sight.shape[-2:]
-    best: Overview | None = None
-    for request, sums in sight._kept.items():
-        if not isinstance(request, Picture) or request != Picture(cell=request.cell, reduce="sum"):
-            continue
-        if request.cell is None or any(n & (n - 1) for n in request.cell):
-            continue
-        levels = request.cell[0].bit_length() - 1, request.cell[1].bit_length() - 1
-        if best is None or levels < best.levels:
-            largest = sums if levels == (0, 0) else sight._kept.get(Picture(cell=request.cell, reduce="max"))
-            best = Overview(queries, keys, levels)
-            best.sums = sums[0].to("cpu", torch.float32).numpy()
-            best.has_maxima = largest is not None
-            best.maxima = best.sums if largest is None else largest[0].to("cpu", torch.float32).numpy()
-            best.done[:] = True
-    return best
+    """The finest overview that came with a sight."""
+    levels = stored_levels(sight)
+    if levels is None:
+        return None
+    cell = (1 << levels[0], 1 << levels[1])
+    sums = sight._kept[Picture(cell=cell, reduce="sum")]
+    largest = sums if cell == (1, 1) else sight._kept.get(Picture(cell=cell, reduce="max"))
+    overview = Overview(sight.shape[-2], sight.shape[-1], (levels[0], levels[1]))
+    overview.sums = sums[0].to("cpu", torch.float32).numpy()
+    overview.has_maxima = largest is not None
+    overview.maxima = overview.sums if largest is None else largest[0].to("cpu", torch.float32).numpy()
+    overview.done[:] = True
+    return overview
 
 
 def pictures(queries: int, keys: int, maps: int, budget: int = 256 << 20) -> list[Picture]:

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from sightline.errors import InputError, explain
-from sightline.lens.geometry import axis
-from sightline.lens.pictures import visible_cells
 from sightline.lens.requests import Picture
 from sightline.masks import EMPTY
+from sightline.web.counts import Counts
 from sightline.web.overview import FINE, PATCH, Overview, bins_of, cells_of, overview_level, stored
 
 if TYPE_CHECKING:
@@ -74,6 +73,7 @@ class Pyramid:
         self.queries, self.keys = sight.shape[-2:]
         self.exact = sight._call.q is not None
         self.stored = stored(sight)
+        self.counts = Counts(sight)
         self.fine: Overview | None = None
         if self.exact and self.queries * self.keys > DIRECT:
             levels = overview_level(self.queries, FINE), overview_level(self.keys, FINE)
@@ -198,7 +198,7 @@ class Pyramid:
                 band = slice(max(middle - SAMPLE // 2, cells.start), min(middle + SAMPLE // 2, cells.stop))
                 found = self._picture(band, span, (SAMPLE, 1 << levels[1]), "max" if pool == "max" else "sum")[0]
                 if pool != "max":
-                    seen = self._visible_cells(band, span, (SAMPLE, 1 << levels[1]))[0]
+                    seen = self.counts(band, span, (SAMPLE, 1 << levels[1]))[0]
                     found = found / np.maximum(seen, 1)
                 grid[i - rows.start] = found
 
@@ -228,17 +228,7 @@ class Pyramid:
     def _visible(self, levels: Levels, rows: slice, columns: slice) -> np.ndarray:
         """How many cells of each bin may be attended to."""
         cells = cells_of(rows, levels[0], self.queries), cells_of(columns, levels[1], self.keys)
-        return self._visible_cells(*cells, (1 << levels[0], 1 << levels[1]))
-
-    def _visible_cells(self, rows: slice, columns: slice, cell: tuple[int, int]) -> np.ndarray:
-        vertical, horizontal = axis(rows, None, cell[0]), axis(columns, None, cell[1])
-        call, shape = self.sight._call, (vertical.bins, horizontal.bins)
-        if call.mask is not None and cell == (1, 1):
-            seen = call.mask.tile(rows, columns, self.queries, self.keys, self.sight.device)
-            return seen.expand(shape).cpu().numpy()
-        # Without q the call does not know its device; counting needs only the mask.
-        call = call.replace(q=self.sight._row) if call.q is None else call
-        return visible_cells(call, vertical, horizontal).expand(shape).cpu().numpy()
+        return self.counts(*cells, (1 << levels[0], 1 << levels[1]))
 
     def _bins(self, levels: Levels) -> tuple[int, int]:
         return bins_of(self.queries, levels[0]), bins_of(self.keys, levels[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from sightline.web import labels
 from sightline.web.cache import Cache
 from sightline.web.head import one_head
 from sightline.web.labels import Labels
+from sightline.web.overview import stored_levels
 from sightline.web.problems import Problem
 from sightline.web.view import HeadView
 
@@ -36,12 +37,14 @@ class Layer:
     index: int
     name: str
     heads: int
+    numbers: list[int]  # of the heads, as the model counts them
     queries: int
     keys: int
     cross: bool
     exact: bool
     causal: bool
     normalizer: str
+    floor: list[int] | None  # the lowest levels that can be shown; None if there is no picture at all
 
 
 @dataclass
@@ -58,7 +61,8 @@ class Run:
     origin: str = "run"
     revision: int = 0
     growing: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    spans: Sequence[Sequence[int]] | None = None  # where in the text each token stands
+    cleanup: Callable[[], None] | None = None
     layers: list[Layer] = field(init=False)
     labels: Labels = field(init=False)
     memory_labels: Labels | None = field(init=False)
@@ -66,14 +70,11 @@ class Run:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._views: Cache[HeadView] = Cache(limit=256 << 20)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read the account again: a run that grows has new rows."""
-        self.layers = [_layer(i, name, self.account[name], self.memory) for i, name in enumerate(self.account.layers)]
+        self.layers = [_layer(i, name, self.account) for i, name in enumerate(self.account.layers)]
         self.labels = labels.read(self.tokens)
+        if self.text is not None and self.spans is not None:
+            self.labels = labels.placed(self.labels, self.text, self.spans)
         self.memory_labels = None if self.memory is None else labels.read(self.memory)
-        self._views.forget(lambda key: True)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -121,6 +122,11 @@ class Run:
         kinds = np.pad(kinds, (0, max(0, layer.keys - len(kinds))))
         return (kinds & labels.SPECIAL) > 0
 
+    def close(self) -> None:
+        """Remove what the run has on disk, if that was made for it alone."""
+        if self.cleanup is not None:
+            self.cleanup()
+
     def about(self) -> dict[str, Any]:
         """The run as JSON."""
         text = self.text if self.text is not None else _joined(self.labels)
@@ -132,20 +138,32 @@ class Run:
             "text": text[:20_000],
             "tokens": len(self.tokens),
             "memory_tokens": None if self.memory is None else len(self.memory),
-            "layers": [vars(layer) for layer in self.layers],
+            "layers": [dict(vars(layer)) for layer in self.layers],
             "revision": self.revision,
             "growing": self.growing,
-            **self.extra,
         }
 
 
-def _layer(index: int, name: str, sight: Sight, memory: Sequence[str] | None) -> Layer:
+def _layer(index: int, name: str, account: Account) -> Layer:
+    sight = account[name]
     call = sight._call
     heads = 1 if len(sight.shape) == 2 else sight.shape[-3]
     queries, keys = sight.shape[-2:]
-    cross = memory is not None and keys == len(memory) and (queries != keys or "cross" in name)
-    mask = "" if call.mask is None else repr(call.mask)
-    return Layer(index, name, heads, queries, keys, cross, call.q is not None, "causal()" in mask, call.normalizer.name)
+    kind = getattr(account, "kind", None)
+    numbers = getattr(account, "heads", None)
+    return Layer(
+        index,
+        name,
+        heads,
+        list(range(heads)) if numbers is None else numbers(name),
+        queries,
+        keys,
+        cross=kind is not None and kind(name) == "cross",
+        exact=call.q is not None,
+        causal="causal()" in repr(call.mask),
+        normalizer=call.normalizer.name,
+        floor=[0, 0] if call.q is not None else stored_levels(sight),
+    )
 
 
 def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mapping[str, Any]) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sightline.web import export, facts, thumbs
+from sightline.web import export, facts, report, thumbs, worked
 from sightline.web.cache import Cache
 from sightline.web.library import Library
 from sightline.web.links import strongest_link
 from sightline.web.orders import Order, Orders, Perform
 from sightline.web.parse import span
 from sightline.web.problems import Problem
+from sightline.web.running import Models
 from sightline.web.runs import Run
 from sightline.web.work import Busy, Desk, Workers
 
@@ -30,13 +31,13 @@ class Service:
         self,
         perform: Perform,
         name_order: Callable[[Order], str],
-        models: list[dict[str, Any]] | None = None,
+        models: Models | None = None,
         runs: int = 8,
         threads: int | None = None,
     ) -> None:
-        self.models = models or []
+        self.models = models
         self.library = Library(runs)
-        self.orders = Orders(perform, self.library.add)
+        self.orders = Orders(perform, self.library.add, self.library.discard)
         self.workers = Workers(threads)
         # Rollout, steps and exports take seconds: they have a thread of their own, so that no tile waits for them.
         self.patient = Workers(1)
@@ -44,13 +45,27 @@ class Service:
         self.slow_desk = Desk(at_once=1, waiting=16)
         self.tiles: Cache[bytes] = Cache(TILES_KEPT)
         self.others: Cache[Any] = Cache(OTHERS_KEPT)
+        self.waiters: set[asyncio.Future] = set()  # one for each request that waits for a result
+        self.skipped: list[str] = []  # saved runs that could not be read
         self._name_order = name_order
 
+    def leave(self) -> None:
+        """The server is about to stop: whoever waits is told so, and streams end."""
+        self.orders.end_streams()
+        for waiter in list(self.waiters):
+            if not waiter.done():
+                waiter.set_result(None)
+
     def close(self) -> None:
-        """Stop all threads; nothing is left half done on disk, since nothing is written."""
+        """Stop all threads; the folders of runs that were made here are removed."""
         self.orders.close()
         self.workers.close()
         self.patient.close()
+        self.library.clear()
+
+    def listed_models(self) -> list[dict[str, Any]]:
+        """The models that can be run here."""
+        return [] if self.models is None else self.models.listed()
 
     # Runs
 
@@ -69,7 +84,7 @@ class Service:
 
     def order(self, order: Order) -> Any:
         """Take an order for a run; a run that is there already is not done again."""
-        known = [model["name"] for model in self.models]
+        known = [model["name"] for model in self.listed_models()]
         if order.model not in known:
             raise Problem(
                 422,
@@ -171,11 +186,28 @@ class Service:
 
     def rollout(self, run: Run, queries: list[int]) -> np.ndarray:
         """How much every token fed some positions, through all layers."""
-        raise Problem(501, "rollout is not here yet", expected="sl.watch", got="a saved sight", hint="rows")
+        follow = getattr(run.account, "rollout", None)
+        if follow is None:
+            raise Problem(422, "this run has no rollout", expected="a watched run", got="single sights", hint="rows")
+        # The mean, so that the shares of one or of several positions sum to 1.
+        return np.mean([follow(query)[run.batch].numpy() for query in queries], axis=0, dtype=np.float64).astype("<f4")
 
     def steps(self, run: Run, layer: int, head: int, query: int, top: int, key: int | None) -> dict[str, Any]:
         """The table of one query."""
-        raise Problem(501, "steps are not here yet", expected="sl.steps", got="nothing", hint="rows")
+        run.view(layer, head).inside("query", [query], run.layer(layer).queries)
+        if key is not None:
+            run.view(layer, head).inside("key", [key], run.layer(layer).keys)
+        runs_here = self.models is not None and run.model in self.models and bool(getattr(run.account, "ids", None))
+        place = (run.key, "steps of", layer, None if runs_here else head)
+        kept = self.others.get(place)
+        if kept is None:
+            if self.models is not None and runs_here:
+                kept = worked.of_model(run, self.models.get(str(run.model))[0], layer)
+            else:
+                kept = worked.of_sight(run, layer, head)
+            self.others.put(place, kept, sum(x.numel() * x.element_size() for x in (kept.done.q, kept.done.k)))
+        number = run.layer(layer).numbers[head] if runs_here else 0
+        return worked.table(kept, number, query, top, key, with_values=runs_here)
 
     def export(
         self, run: Run, format: str, layer: int, head: int, rows: str | None, columns: str | None
@@ -185,6 +217,8 @@ class Service:
         band = slice(0, about.queries) if rows is None else span("rows", rows)
         across = slice(0, about.keys) if columns is None else span("cols", columns)
         name = f"sightline-{run.id[:8]}-layer{layer}-head{head}"
+        if format == "html":
+            return f"sightline-{run.id[:8]}.html", "text/html; charset=utf-8", report.report(run)
         if format == "csv":
             return f"{name}.csv", "text/csv; charset=utf-8", export.csv(run, layer, head, band, across)
         return f"{name}.npz", "application/octet-stream", export.npz(run, layer, head, band, across)

@@ -1,0 +1,157 @@
+"""`sightline look`: run a model on a text, watched, and say what its heads attended to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sightline.errors import InputError, explain
+
+if TYPE_CHECKING:
+    from sightline.web.runs import Run
+
+EXAMPLE = "The kids were scared of the lions, so they left right away."
+LARGEST = 1_000_000
+
+
+def look(
+    text: Annotated[str, typer.Argument(help="A text, a file with one, or - for the standard input.")] = EXAMPLE,
+    model: Annotated[str, typer.Option(help="minilm, smollm2 or a folder with a checkpoint.")] = "minilm",
+    layers: Annotated[str | None, typer.Option(help="Which layers, e.g. 0-3,5; all if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the run: a folder for sightline serve, or one file report.html.")
+    ] = None,
+    heads: Annotated[int, typer.Option(help="Heads in the table.", min=1, max=1000)] = 8,
+) -> None:
+    """Say what a model attended to in a text, and keep it as a folder or a page."""
+    from sightline.web.running import Models
+
+    content = read(text)
+    as_page = out is not None and out.suffix.lower() in (".html", ".htm")
+    if out is not None:
+        check(out, as_page)
+    known = Models([model])
+    name = known.listed()[0]["name"]
+    with folder(None if as_page else out) as place:
+        run = watched_run(known, name, content, layers, place)
+        from sightline.cli.account import account
+
+        account(run, heads)
+        if as_page:
+            assert out is not None
+            write(out, run)
+        if out is not None:
+            hint = "open it in a browser" if as_page else f"sightline serve {out}"
+            typer.echo(f"\nKept in {out}: {hint}")
+
+
+def read(text: str) -> str:
+    """The text itself, that of a file, or what comes in; empty and endless ones are refused."""
+    if text == "-":
+        content = sys.stdin.buffer.read(LARGEST + 1)
+    elif _is_file(text):
+        with open(text, "rb") as file:
+            content = file.read(LARGEST + 1)
+    else:
+        content = text.encode("utf-8", "replace")
+    if len(content) > LARGEST:
+        raise InputError(
+            explain(
+                "this text is too long",
+                expected=f"at most {LARGEST:,} bytes",
+                got=f"{LARGEST + 1:,} or more",
+                hint="a part of it",
+            )
+        )
+    try:
+        found = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            explain(
+                "this is not text", expected="UTF-8", got=f"a byte at {error.start} that is none", hint="a text file"
+            )
+        ) from error
+    if not found.strip():
+        raise InputError(explain("there is no text", expected="a word or more", got="nothing", hint=f'"{EXAMPLE}"'))
+    return found
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return len(text) < 4096 and Path(text).is_file()
+    except (OSError, ValueError):
+        return False  # too long for a name, or with signs no name has: it is the text
+
+
+def check(out: Path, as_page: bool) -> None:
+    """Refuse a target that cannot be written, before the model runs."""
+    parent = out.parent
+    if not parent.is_dir():
+        raise InputError(
+            explain("there is no such folder", expected="a folder that exists", got=str(parent), hint="make it first")
+        )
+    if as_page and out.is_dir():
+        raise InputError(explain("this is a folder", expected="a file", got=str(out), hint="another name"))
+    if not os.access(out if out.exists() else parent, os.W_OK):
+        raise InputError(
+            explain("this cannot be written", expected="a place to write to", got=str(out), hint="another")
+        )
+
+
+@contextmanager
+def folder(out: Path | None) -> Iterator[Path]:
+    """Where the run is written: the folder asked for, or one that is removed at the end."""
+    if out is not None:
+        yield out
+        return
+    place = Path(tempfile.mkdtemp(prefix="sightline-"))
+    try:
+        yield place / "run"
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def watched_run(models: Any, name: str, text: str, layers: str | None, place: Path) -> Run:
+    """Run the model with a progress bar on the standard error, if someone looks at it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from sightline.watch import load
+    from sightline.web.orders import Order
+    from sightline.web.running import as_run, watched
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"loading {name}", total=None)
+
+        def report(stage: str = "", done: int | None = None, total: int | None = None, **_: Any) -> None:
+            progress.update(task, description=stage, completed=done or 0, total=total)
+
+        model, tokenizer = models.get(name)
+        watched(model, tokenizer, Order(text, name, layers), place, report)
+    return as_run("look", load(place), origin=place.name)
+
+
+def write(out: Path, run: Run) -> None:
+    """The report, whole or not at all."""
+    from sightline.web.report import report
+
+    content = report(run)
+    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, out)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,46 @@
+"""`sightline serve`: the explorer in a browser, on saved runs and on texts that are typed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sightline.web.service import Service
+
+
+def serve(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Saved runs, or folders that hold some.", metavar="[FOLDER]...")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model that may be run: minilm, smollm2 or a folder; all that are installed if left out."),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Run the first model on this text at once.")] = None,
+    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address to listen on; other machines see only what you name.")] = (
+        "127.0.0.1"
+    ),
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Look at attention as on a map, in a browser. Ctrl-C stops the server."""
+    from sightline.web.serving import serve as run_server
+
+    def ready(address: str, service: Service) -> None:
+        runs = len(service.library.listed())
+        names = ", ".join(known["name"] for known in service.listed_models()) or "none"
+        typer.echo(f"Explorer: {address}")
+        typer.echo(f"{runs} saved run{'' if runs == 1 else 's'}; models: {names}. Ctrl-C stops it.")
+        for skipped in service.skipped:
+            typer.echo(f"left out: {skipped}", err=True)
+        if text is not None:
+            from sightline.web.orders import Order
+
+            service.order(Order(text, service.listed_models()[0]["name"]))
+        if open_browser:
+            typer.launch(address)
+
+    run_server(folders or [], models=model, host=host, port=port, ready=ready)

@@ -1,0 +1,194 @@
+"""A run as one HTML file that needs no server and no network: the explorer's own page, with numbers inside.
+
+It holds every head's thumbnail and portrait, the tokens, and for the most interesting heads their map in at most 512
+bins a side, their tracks and the eight strongest keys of every query. Maps are bytes on a logarithmic scale, right to
+3.3 %. What it lacks (steps, rollout, exact cells of long maps) it says.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sightline.errors import InputError, explain
+from sightline.web import facts, thumbs
+from sightline.web.links import strongest_link
+from sightline.web.overview import COARSE, overview_level
+from sightline.web.pyramid import TILE, Pyramid
+
+if TYPE_CHECKING:
+    from sightline.web.runs import Run
+
+LARGEST = 20_000_000
+# Bytes for the maps of chosen heads; tokens, thumbnails and the page itself need the rest.
+FOR_HEADS = 10_000_000
+TOP = 8
+# Links are looked for in every head of a short text, and only in chosen heads of a long one.
+SHORT = 512
+STATIC = Path(__file__).parent / "static"
+
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def report(run: Run, static: Path = STATIC) -> bytes:
+    """The file. A run too large for one is refused."""
+    script, style = (_asset(static, name) for name in ("app.js", "app.css"))
+    data = json.dumps(_data(run), ensure_ascii=False, allow_nan=False)
+    title = _escaped(run.about()["title"])
+    # Nothing inside may end a tag early; CSS, JSON and JavaScript each have an escape for it.
+    style, script, data = (
+        style.replace("</", "<\\/"),
+        script.replace("</script", "<\\/script"),
+        data.replace("<", "\\u003c"),
+    )
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<title>{title}</title><style>{style}</style></head><body><div id="app"></div>',
+        f'<script type="application/json" id="sightline-data">{data}</script>',
+        f'<script type="module">{script}</script></body></html>',
+    ]
+    page = "".join(parts).encode("utf-8", "backslashreplace")
+    if len(page) > LARGEST:
+        raise InputError(
+            explain(
+                "this run is too large for one file",
+                expected=f"at most {LARGEST / 1e6:.0f} MB",
+                got=f"{len(page) / 1e6:.1f} MB",
+                hint="sightline look … --out FOLDER, and sightline serve FOLDER",
+            )
+        )
+    return page
+
+
+def _data(run: Run) -> dict[str, Any]:
+    about = run.about()
+    pictures = [
+        np.stack([thumbs.thumb(run.view(layer.index, head).pyramid)[0] for head in range(layer.heads)])
+        for layer in run.layers
+    ]
+    measures, _ = facts.facts(run)
+    order = _ranked(measures)
+    heads: dict[str, dict[str, Any]] = {}
+    spent = 0
+    for layer, head in order:
+        found = _head(run, layer, head)
+        size = sum(len(value) for value in found.values() if isinstance(value, str))
+        if spent + size > FOR_HEADS and heads:
+            break
+        spent += size
+        heads[f"{layer}/{head}"] = found
+    for layer in about["layers"]:
+        layer["exact"] = False
+    return {
+        "format": 1,
+        "info": {"state": "done", **about, "growing": False},
+        "tokens": {"texts": run.labels.texts, "kinds": run.labels.kinds},
+        "memory": None
+        if run.memory_labels is None
+        else {"texts": run.memory_labels.texts, "kinds": run.memory_labels.kinds},
+        "portraits": {
+            "heads": measures,
+            "similar": facts.similar(pictures),
+            "first": list(order[0]),
+            "complete": True,
+        },
+        "thumbs": _packed(np.concatenate([p.reshape(-1) for p in pictures])),
+        "heads": heads,
+    }
+
+
+def _ranked(measures: list[list[dict[str, float | None]]]) -> list[tuple[int, int]]:
+    """All heads, the most interesting first."""
+    places = [(i, j) for i, layer in enumerate(measures) for j in range(len(layer))]
+    return sorted(places, key=lambda place: (-facts.interest(measures[place[0]][place[1]]), place))
+
+
+def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
+    """One chosen head: its map, what it received, its strongest keys and its link."""
+    view = run.view(layer, head)
+    pyramid = view.pyramid
+    levels = overview_level(pyramid.queries, COARSE), overview_level(pyramid.keys, COARSE)
+    floor = run.layers[layer].floor
+    if floor is None:
+        return {}
+    levels = max(levels[0], floor[0]), max(levels[1], floor[1])
+    found: dict[str, Any] = {"levels": list(levels), "mean": _packed(thumbs.encode(_whole(pyramid, levels, "mean")))}
+    if levels != (0, 0) and _has_maxima(pyramid, levels):
+        found["max"] = _packed(thumbs.encode(_whole(pyramid, levels, "max")))
+    tracks = view.tracks() if view.exact or {"entropy", "received"} <= view.sight._kept.keys() else None
+    if tracks is not None:
+        found["tracks"] = _packed(np.concatenate(tracks).astype("<f4"))
+    if view.exact and view.queries * view.keys <= SHORT * SHORT * 64:
+        link = strongest_link(view, run.special_keys(run.layers[layer]))
+        found["link"] = None if link is None else list(link)
+        if levels != (0, 0):
+            found["top"] = _strongest(run, layer, head)
+    return found
+
+
+def _whole(pyramid: Pyramid, levels: tuple[int, int], pool: str) -> np.ndarray:
+    """All tiles of a level, put together."""
+    bins = -(-pyramid.queries // (1 << levels[0])), -(-pyramid.keys // (1 << levels[1]))
+    rows = []
+    for y in range(-(-bins[0] // TILE)):
+        row = []
+        for x in range(-(-bins[1] // TILE)):
+            plan = pyramid.plan(levels, y, x, pool)
+            for step in plan.steps:
+                step()
+            row.append(plan.finish())
+        rows.append(np.concatenate(row, 1))
+    return np.concatenate(rows)[: bins[0], : bins[1]]
+
+
+def _has_maxima(pyramid: Pyramid, levels: tuple[int, int]) -> bool:
+    try:
+        pyramid.check(levels, 0, 0, "max")
+    except InputError:
+        return False
+    return True
+
+
+def _strongest(run: Run, layer: int, head: int) -> dict[str, str]:
+    """The strongest keys of every query: places as int32, weights as bytes."""
+    view = run.view(layer, head)
+    keys = np.full((view.queries, TOP), -1, "<i4")
+    weights = np.zeros((view.queries, TOP), np.float32)
+    step = max(1, (1 << 22) // view.keys)
+    for start in range(0, view.queries, step):
+        band = slice(start, min(start + step, view.queries))
+        part = np.nan_to_num(view.tile(band, slice(0, view.keys)), nan=-1.0)
+        n = min(TOP, view.keys)
+        best = np.argsort(-part, axis=1, kind="stable")[:, :n]
+        found = np.take_along_axis(part, best, 1)
+        keys[band, :n] = np.where(found > 0, best, -1)
+        weights[band, :n] = np.maximum(found, 0)
+    return {"keys": _packed(keys), "weights": _packed(thumbs.encode(weights))}
+
+
+def _packed(values: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
+
+
+def _asset(static: Path, name: str) -> str:
+    try:
+        return (static / name).read_text(encoding="utf-8")
+    except OSError:
+        raise InputError(
+            explain(
+                "the page is not built, and a report is made of it",
+                expected=f"{name} beside the package",
+                got="none",
+                hint="in the repository: cd web && npm ci && npm run build",
+            )
+        ) from None
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,109 @@
+"""`serve`: the explorer on a port, until it is told to stop."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sightline.errors import InputError, MissingExtraError, explain
+from sightline.web.running import Models, name_order, performer
+from sightline.web.saved import shelve
+from sightline.web.service import Service
+
+
+def make_service(folders: Sequence[str | Path] = (), models: Sequence[str] | None = None) -> Service:
+    """A service over saved folders and models; what cannot be read is an error before anything starts."""
+    known = Models(models)
+
+    def grown(run: object) -> None:
+        service.library.add(run)  # type: ignore[arg-type]
+
+    service = Service(performer(known, grown), name_order, known)
+    try:
+        for folder in folders:
+            service.skipped += shelve(service.library, Path(folder))
+    except BaseException:
+        service.close()
+        raise
+    return service
+
+
+def serve(
+    folders: Sequence[str | Path] = (),
+    *,
+    models: Sequence[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    ready: Callable[[str, Service], None] | None = None,
+) -> None:
+    """Serve the explorer until Ctrl-C. `port=0` takes any that is free; `ready` is told the address."""
+    try:
+        import uvicorn
+
+        from sightline.web.server import application
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            explain(
+                "the explorer needs FastAPI and uvicorn",
+                expected="the extra `web`",
+                got=f"no module named {error.name}",
+                hint="pip install 'sightline[web]'",
+            )
+        ) from error
+    service = make_service(folders, models)
+    try:
+        listener = _listen(host, port)
+    except BaseException:
+        service.close()
+        raise
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listener.getsockname()[1]}/"
+    config = uvicorn.Config(
+        application(service, host),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            service.leave()  # before connections are waited for: streams would never end by themselves
+            await super().shutdown(sockets)
+
+    server = Server(config)
+    if ready is not None:
+        ready(address, service)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        service.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound before the server starts, so that a taken port is one clear error."""
+    if not 0 <= port < 1 << 16:
+        raise InputError(explain("there is no such port", expected="0 to 65535", got=port, hint="--port 8000"))
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(found[0], socket.SOCK_STREAM)
+    except OSError as error:
+        raise InputError(explain("this host is unknown", expected="an address", got=host, hint="127.0.0.1")) from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(found[4])
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise InputError(
+            explain(
+                f"port {port} of {host} cannot be used",
+                expected="a free port",
+                got=error.strerror or str(error),
+                hint=f"--port {port + 1 if port < 65535 else 0}, or --port 0 for any that is free",
+            )
+        ) from error
+    return listener

@@ -1,0 +1,120 @@
+"""`sightline look`: a text in, an account out, and a folder or a page that can be opened again."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sightline.cli import look as command
+from sightline.cli.account import account
+from sightline.cli.app import app
+from sightline.errors import InputError
+from sightline.watch import load
+from sightline.web.running import as_run
+
+SENTENCE = "The kids were scared of the lions, so they left right away."
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("look") / "kids"
+    done = CliRunner().invoke(app, ["look", SENTENCE, "--out", str(folder)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return folder, done.stdout
+
+
+def test_the_account_names_what_there_is_to_see(saved: tuple[Path, str]) -> None:
+    folder, told = saved
+    assert "minilm: 16 tokens, 6 layers, 72 heads" in told
+    assert "they → kids 0.814" in told
+    assert "[CLS] The kids were scared" in told
+    assert f"sightline serve {folder}" in told.replace("\n", "")
+
+
+def test_the_folder_is_a_watched_run(saved: tuple[Path, str]) -> None:
+    seen = load(saved[0])
+    assert len(seen.layers) == 6
+    assert seen.meta["text"] == SENTENCE
+    tokens = seen.tokens[0]
+    weights = seen[3].tile(slice(None), slice(None))[0, 1]
+    assert weights[tokens.index("they"), tokens.index("kids")].item() == pytest.approx(0.814, abs=1e-3)
+
+
+@pytest.mark.parametrize("color", [None, "truecolor"])
+def test_the_map_is_drawn_with_and_without_colours(saved: tuple[Path, str], color: str | None) -> None:
+    run = as_run("x", load(saved[0]))
+    console = Console(
+        file=io.StringIO(), width=100, color_system=color, force_terminal=color is not None, highlight=False
+    )
+    account(run, 3, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Layer 1 head 8" in text
+    assert ("▀" in text) == (color is not None)
+    assert ("@@" in text) == (color is None)
+
+
+def test_a_report_is_one_page_without_addresses_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sightline.web import report
+
+    static = tmp_path / "static"
+    static.mkdir()
+    (static / "app.js").write_text("console.log('</script>')")
+    (static / "app.css").write_text("body { color: red }")
+    monkeypatch.setattr(report.report, "__defaults__", (static,))
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["look", SENTENCE, "--layers", "3", "--out", str(page)], catch_exceptions=False)
+    assert done.exit_code == 0
+    text = page.read_text()
+    assert "default-src 'none'" in text
+    assert text.count("</script>") == 2
+    assert "http" not in text.replace("http-equiv", "")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_where_the_text_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("from a file")
+    assert command.read(str(file)) == "from a file"
+    assert command.read("no such file, so a text") == "no such file, so a text"
+    assert command.read("x" * 5000) == "x" * 5000
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from outside")))
+    assert command.read("-") == "from outside"
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        (b"", "there is no text"),
+        (b"  \n", "there is no text"),
+        (b"\xff\xfe", "not text"),
+        (b"x" * 1_000_001, "too long"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, text: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=text):
+        command.read(str(file))
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["--model", "gpt-9"], "there is no model 'gpt-9'"),
+        (["--out", "/no/such/folder/run"], "there is no such folder"),
+        (["--layers", "9-1"], "no such layers"),
+    ],
+)
+def test_mistakes_are_errors_of_ours(arguments: list[str], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        CliRunner().invoke(app, ["look", "a text", *arguments], catch_exceptions=False)
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert CliRunner().invoke(app, ["look", "a text", "--layers", "0"]).exit_code == 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,147 @@
+"""`sightline serve` as people start it: an address, answers, and a clean end at Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from sightline.watch import watch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("serve") / "run"
+    layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = torch.randn(1, 12, 16)
+    with torch.no_grad(), watch(layer, keep_qk=place):
+        layer(x, x, x)
+    return place
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", "from sightline.cli import main; main()", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def address(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    found = re.search(r"http://\S+/", server.stdout.readline())
+    assert found, server.communicate()[1]
+    for _ in range(100):
+        try:
+            httpx.get(found[0] + "api/limits")
+            return found[0]
+        except httpx.ConnectError:
+            time.sleep(0.05)
+    raise AssertionError("it does not answer")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = start(str(folder), "--port", "0", "--model", "minilm")
+    yield process, address(process)
+    process.kill()
+    process.communicate()
+
+
+def test_it_serves_a_folder_on_loopback(server: tuple[subprocess.Popen[str], str]) -> None:
+    _, base = server
+    assert base.startswith("http://127.0.0.1:")
+    (run,) = httpx.get(base + "api/runs").json()["runs"]
+    assert httpx.get(f"{base}api/runs/{run['id']}/rows/0/0?q=3").status_code == 200
+    assert httpx.get(base + "api/limits", headers={"host": "evil.example"}).status_code == 403
+
+
+def test_clients_that_leave_harm_nobody(server: tuple[subprocess.Popen[str], str]) -> None:
+    _, base = server
+    port = int(base.rsplit(":", 1)[1].strip("/"))
+    run = httpx.get(base + "api/runs").json()["runs"][0]["id"]
+    for half in (b"", b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1", b"\x00\xff\x00", b"POST /api/runs HTTP/1.1\r\n"):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(half)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(f"GET /api/runs/{run}/tiles/0/0/0/0/0/0 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    assert httpx.get(f"{base}api/runs/{run}/tiles/0/0/0/0/0/0").status_code == 200
+
+
+def test_ctrl_c_stops_it_cleanly_even_with_an_open_stream(folder: Path) -> None:
+    process = start(str(folder), "--port", "0", "--model", "minilm")
+    base = address(process)
+    id = httpx.post(base + "api/runs", json={"text": "the kids left", "model": "minilm"}).json()["id"]
+
+    def listen() -> None:
+        try:
+            with httpx.stream("GET", f"{base}api/runs/{id}/events", timeout=30) as events:
+                for _ in events.iter_lines():
+                    pass
+        except httpx.HTTPError:
+            pass
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    listener.join(20)
+    assert process.returncode in (0, 130)
+    assert "Traceback" not in errors
+
+
+def test_a_taken_port_is_one_clear_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start("--port", str(taken.getsockname()[1]), "--model", "minilm")
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "cannot be used" in errors
+    assert "--port" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["/no/such/folder"], "there is no saved run"),
+        (["--model", "gpt-9"], "there is no model 'gpt-9'"),
+        (["--port", "99999"], "there is no such port"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], text: str) -> None:
+    process = start(*arguments)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert text in errors
+    assert "Traceback" not in errors
+
+
+def test_a_damaged_run_is_left_out_and_named(folder: Path, tmp_path: Path) -> None:
+    from sightline.web.serving import make_service
+
+    (tmp_path / "good").symlink_to(folder)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "index.json").write_text("{}")
+    service = make_service([tmp_path], ["minilm"])
+    try:
+        assert len(service.library.listed()) == 1
+        assert len(service.skipped) == 1
+        assert service.skipped[0].startswith("bad:")
+    finally:
+        service.close()

@@ -1,0 +1,25 @@
+// Builds the page into the Python package: one script, one style sheet, two HTML files, one icon.
+import { build, context } from "esbuild";
+import { copyFile, mkdir, readdir, rm } from "node:fs/promises";
+import { fileURLToPath } from "node:url";
+import { dirname, join } from "node:path";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const out = join(here, "..", "src", "sightline", "web", "static");
+const options = {
+  entryPoints: { app: join(here, "src", "main.ts"), docs: join(here, "src", "docs.ts") },
+  outdir: out,
+  bundle: true,
+  format: "esm",
+  target: ["es2022"],
+  minify: !process.argv.includes("--watch"),
+  loader: { ".png": "dataurl", ".svg": "dataurl" },
+  legalComments: "linked",
+  logLevel: "warning",
+};
+
+await mkdir(out, { recursive: true });
+for (const name of await readdir(out)) if (name !== ".gitignore") await rm(join(out, name), { recursive: true });
+for (const name of await readdir(join(here, "pages"))) await copyFile(join(here, "pages", name), join(out, name));
+if (process.argv.includes("--watch")) await (await context(options)).watch();
+else await build(options);

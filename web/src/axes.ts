@@ -1,0 +1,96 @@
+// Token labels beside the map: every token where cells are large, else ticks. DOM text, so that it can be read aloud.
+
+import { el } from "./dom";
+import { type Grid, ticks } from "./grid";
+import type { Tokens } from "./tokens";
+
+const EVERY = 14;
+const APART = 60;
+
+export interface Marks {
+  rows: Set<number>;
+  columns: Set<number>;
+  hoverRow: number | null;
+  hoverColumn: number | null;
+}
+
+export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Marks): void {
+  const { q0, q1 } = grid.visible();
+  const every = grid.ch >= EVERY;
+  const places = every ? range(q0, q1) : withMarks(ticks(q0, q1, grid.ch, APART), [...marks.rows, marks.hoverRow], q0, q1, grid.ch);
+  const labels = places.map((i) => {
+    const label = el("div", { class: "axis-label row" }, every ? null : position(i), tokens.element(i));
+    label.style.top = `${grid.y(i) + (every ? 0 : Math.min(grid.ch, 4) / 2 - 8)}px`;
+    label.style.height = `${every ? grid.ch : 16}px`;
+    mark(label, marks.rows.has(i), marks.hoverRow === i);
+    return label;
+  });
+  box.replaceChildren(...labels);
+}
+
+export function drawColumns(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Marks): void {
+  const { k0, k1 } = grid.visible();
+  const every = grid.cw >= EVERY;
+  const places = every
+    ? range(k0, k1)
+    : withMarks(ticks(k0, k1, grid.cw, APART), [...marks.columns, marks.hoverColumn], k0, k1, grid.cw);
+  const labels = places.map((i) => {
+    const label = el("div", { class: `axis-label column${every ? " steep" : ""}` }, every ? null : position(i), tokens.element(i));
+    label.style.left = `${grid.x(i) + (every ? grid.cw / 2 : Math.min(grid.cw, 4) / 2)}px`;
+    mark(label, marks.columns.has(i), marks.hoverColumn === i);
+    return label;
+  });
+  box.replaceChildren(...labels);
+}
+
+function mark(label: HTMLElement, pinned: boolean, hovered: boolean): void {
+  label.classList.toggle("pinned", pinned);
+  label.classList.toggle("hovered", hovered);
+}
+
+function position(i: number): HTMLElement {
+  return el("span", { class: "position" }, i.toLocaleString("en"));
+}
+
+function range(first: number, stop: number): number[] {
+  return Array.from({ length: Math.max(0, stop - first) }, (_, i) => first + i);
+}
+
+// Marked positions are always labelled; ticks too near to them give way.
+function withMarks(found: number[], marked: (number | null)[], first: number, stop: number, cell: number): number[] {
+  const kept = [...new Set(marked.filter((i): i is number => i !== null && i >= first && i < stop))];
+  return [...found.filter((i) => kept.every((m) => m === i || Math.abs(m - i) * cell >= APART / 2)), ...kept];
+}
+
+// A strip beside an axis: one shade per pixel, the mean of what lies behind it.
+export function drawStrip(canvas: HTMLCanvasElement, sums: Float64Array | null, grid: Grid, vertical: boolean, largest: number, color: string): void {
+  const ratio = window.devicePixelRatio || 1;
+  const length = vertical ? grid.height : grid.width;
+  const across = vertical ? canvas.clientWidth : canvas.clientHeight;
+  canvas.width = Math.round((vertical ? across : length) * ratio);
+  canvas.height = Math.round((vertical ? length : across) * ratio);
+  const context = canvas.getContext("2d")!;
+  if (!sums || !largest) return;
+  context.fillStyle = color;
+  const count = sums.length - 1;
+  const [start, size] = vertical ? [grid.oy, grid.ch] : [grid.ox, grid.cw];
+  const device = Math.round(length * ratio);
+  const deep = across * ratio;
+  for (let i = 0; i < device; i++) {
+    const first = Math.floor((i / ratio - start) / size);
+    const stop = Math.max(Math.ceil(((i + 1) / ratio - start) / size), first + 1);
+    if (stop <= 0 || first >= count) continue;
+    const [a, b] = [Math.max(first, 0), Math.min(stop, count)];
+    const mean = (sums[b] - sums[a]) / (b - a);
+    const tall = Math.max(mean > 0 ? ratio : 0, Math.min(1, mean / largest) * deep);
+    if (vertical) context.fillRect(deep - tall, i, tall, 1);
+    else context.fillRect(i, deep - tall, 1, tall);
+  }
+}
+
+// Sums from the start, so that the mean of any stretch is one subtraction.
+export function running(values: ArrayLike<number>): Float64Array {
+  const sums = new Float64Array(values.length + 1);
+  for (let i = 0; i < values.length; i++) sums[i + 1] = sums[i] + (Number.isFinite(values[i]) ? values[i] : 0);
+  return sums;
+}

@@ -1,0 +1,213 @@
+// Two maps side by side, linked: heads, layers, models or texts; or the difference of two.
+
+import type { Context } from "./context";
+import { el } from "./dom";
+import { type Cells, single } from "./grid";
+import { segmented } from "./legend";
+import { MapView } from "./mapview";
+import type { HeadRef } from "./painter";
+import type { RunShort } from "./source";
+import type { Place } from "./state";
+import { Tooltip } from "./tooltip";
+
+export class Compare {
+  readonly node: HTMLElement;
+  readonly views: MapView[] = [];
+  private maps = el("div", { class: "compare-maps" });
+  private mode = segmented("show", ["side by side", "difference"], (choice) => this.context.store.push({ difference: choice === "difference" }));
+  private pickers = el("div", { class: "compare-pickers" });
+  private visible = false;
+  private built = "";
+
+  constructor(
+    private context: Context,
+    private runs: () => RunShort[],
+    private say: (text: string) => void,
+  ) {
+    this.node = el("div", { class: "compare" }, el("div", { class: "compare-bar" }, this.pickers, this.mode.node), this.maps);
+    context.run.on(() => this.update());
+    context.other.on(() => this.update());
+    context.portraits.on(() => this.update());
+    context.tokens.on(() => this.update());
+    context.dark.on(() => this.update());
+    context.store.on(["layer", "head", "other", "difference", "pool", "scale", "lo", "hi", "map", "q", "k", "diagonal"], () => this.update());
+    context.hover.on((hover) => {
+      if (!hover || hover.from.startsWith("compare")) return;
+      for (const view of this.views) view.setHover(hover.q === null || hover.k === null ? null : view.grid.bin(hover.q, hover.k));
+    });
+  }
+
+  show(visible: boolean): void {
+    this.visible = visible;
+    if (visible) this.update();
+    else this.clear();
+  }
+
+  private clear(): void {
+    for (const view of this.views) view.destroy();
+    this.views.length = 0;
+    this.built = "";
+    this.maps.replaceChildren();
+  }
+
+  private heads(): HeadRef[] | null {
+    const run = this.context.run.value;
+    const other = this.context.other.value;
+    const { state } = this.context;
+    if (!run || !state.other || !other || other.id !== state.other.run || state.layer >= run.info.layers.length) return null;
+    const layer = Math.min(state.other.layer, other.info.layers.length - 1);
+    const head = Math.min(state.other.head, other.layer(layer).heads - 1);
+    return [
+      { run, layer: state.layer, head: state.head },
+      { run: other, layer, head },
+    ];
+  }
+
+  private update(): void {
+    if (!this.visible) return;
+    const heads = this.heads();
+    this.drawPickers();
+    if (!heads) {
+      this.clear();
+      this.mode.node.hidden = true;
+      if (!this.context.state.other) this.invite();
+      return;
+    }
+    const [a, b] = heads;
+    const alike = sameTokens(a, b);
+    const difference = this.context.state.difference && alike;
+    this.mode.node.hidden = !alike;
+    this.mode.set(difference ? "difference" : "side by side");
+    const shape = `${difference} ${a.run.id} ${b.run.id}`;
+    if (shape !== this.built) {
+      this.clear();
+      this.built = shape;
+      const count = difference ? 1 : 2;
+      for (let i = 0; i < count; i++) this.add(i);
+      for (const view of this.views) view.start(null);
+    }
+    const { pool, diagonal, q, k } = this.context.state;
+    const scale = this.context.scale(difference);
+    this.views.forEach((view, i) => {
+      const shown = difference ? [a, b] : [heads[i]];
+      view.show({ heads: shown, scale, pool, diagonal, q: clipped(q, shown[0], true), k: k === null ? null : (clipped([k], shown[0], false)[0] ?? null) });
+      const title = difference ? `${a.run.short(a.layer, a.head)} − ${b.run.short(b.layer, b.head)}` : label(heads[i]);
+      view.node.parentElement!.querySelector("h3")!.textContent = title;
+    });
+  }
+
+  private add(i: number): void {
+    const tooltip = new Tooltip(this.say);
+    const view: MapView = new MapView(
+      this.context.loader,
+      {
+        hover: (cells, x, y, value) => this.hover(view, tooltip, cells, x, y, value),
+        click: (cells, event) => single(cells) && this.context.pin(...this.own(view, cells), event.shiftKey),
+        moved: (place) => this.follow(view, place),
+        retry: () => undefined,
+      },
+      i ? "second map" : "first map",
+    );
+    view.surface.append(tooltip.node);
+    this.views.push(view);
+    this.maps.append(el("section", { class: "compare-side" }, el("h3", {}), view.node));
+  }
+
+  // A pin applies to both: of the second map, by its relative position where the lengths differ.
+  private own(view: MapView, cells: Cells): [number, number] {
+    const first = this.views[0].grid;
+    const { grid } = view;
+    return [Math.floor(((cells.q0 + 0.5) / grid.queries) * first.queries), Math.floor(((cells.k0 + 0.5) / grid.keys) * first.keys)];
+  }
+
+  private hover(view: MapView, tooltip: Tooltip, cells: Cells | null, x: number, y: number, value: { value: number; estimate: boolean } | null): void {
+    const heads = this.heads();
+    if (!heads) return;
+    const i = this.views.indexOf(view);
+    const shown = this.views.length === 1 ? heads : [heads[i]];
+    if (cells) tooltip.show(shown, cells, x, y, value, view.surface.getBoundingClientRect(), this.context.state.pool);
+    else tooltip.hide();
+    for (const other of this.views) {
+      if (other === view) continue;
+      if (!cells) other.setHover(null);
+      else {
+        const q = Math.min(Math.floor(((cells.q0 + 0.5) / view.grid.queries) * other.grid.queries), other.grid.queries - 1);
+        const k = Math.min(Math.floor(((cells.k0 + 0.5) / view.grid.keys) * other.grid.keys), other.grid.keys - 1);
+        other.setHover(other.grid.bin(q, k));
+      }
+    }
+    if (cells && single(cells)) {
+      const [q, k] = this.own(view, cells);
+      this.context.hover.set({ q, k, cells, from: "compare" });
+    } else if (!cells) this.context.hover.set(null);
+  }
+
+  // Linked by relative position: the same place of both, even if their lengths differ.
+  private follow(view: MapView, place: Place | null): void {
+    for (const other of this.views) {
+      if (other === view) continue;
+      if (!place) other.go(null);
+      else {
+        const [from, to] = [view.grid, other.grid];
+        const zoom = place.zoom + Math.round(Math.log2(Math.max(from.keys, 1) / Math.max(to.keys, 1)));
+        other.go({ row: (place.row / from.queries) * to.queries, col: (place.col / from.keys) * to.keys, zoom: from.keys === to.keys ? place.zoom : zoom });
+      }
+    }
+  }
+
+  private invite(): void {
+    const run = this.context.run.value;
+    const { layer, head } = this.context.state;
+    const similar = run?.portraits?.similar[layer]?.[head]?.[0];
+    this.maps.replaceChildren(
+      el(
+        "div",
+        { class: "empty" },
+        el("p", {}, "Choose a second head above, or Ctrl-click one in Heads."),
+        similar && run
+          ? el("button", { class: "button", attrs: { type: "button" }, on: { click: () => this.context.compareWith(similar[0], similar[1]) } }, `Compare with ${run.name(similar[0], similar[1])}, the most similar`)
+          : null,
+      ),
+    );
+  }
+
+  private drawPickers(): void {
+    const { context } = this;
+    const run = context.run.value;
+    const other = context.other.value ?? run;
+    if (!run || !other) return;
+    const now = context.state.other ?? { run: run.id, layer: context.state.layer, head: -1 };
+    const change = (next: Partial<typeof now>) => {
+      const made = { ...now, ...next };
+      context.store.push({ other: { ...made, head: Math.max(0, made.head) } });
+    };
+    const list = this.runs();
+    const runs = select("second run", list.map((r) => [r.id, `${r.model ?? "run"}: ${r.title.slice(0, 40)}`]), now.run, (value) => change({ run: value }));
+    const layers = select("second layer", other.info.layers.map((l) => [String(l.index), `layer ${l.index}${l.cross ? " (cross)" : ""}`]), String(now.layer), (value) => change({ layer: Number(value) }));
+    const count = other.layer(now.layer).heads;
+    const heads = select("second head", Array.from({ length: count }, (_, i) => [String(i), `head ${other.layer(now.layer).numbers[i]}`]), String(now.head), (value) => change({ head: Number(value) }));
+    if (now.head < 0) heads.prepend(el("option", { attrs: { value: "", selected: true } }, "head …"));
+    this.pickers.replaceChildren(el("span", { class: "label" }, "beside"), ...(list.length > 1 ? [runs] : []), layers, heads);
+  }
+}
+
+function select(name: string, options: [string, string][], value: string, choose: (value: string) => void): HTMLSelectElement {
+  const node = el("select", { attrs: { "aria-label": name } }, ...options.map(([id, text]) => el("option", { attrs: { value: id, selected: id === value } }, text)));
+  node.addEventListener("change", () => choose(node.value));
+  return node;
+}
+
+function label({ run, layer, head }: HeadRef): string {
+  return `${run.info.model ?? "run"}, ${run.name(layer, head)}: ${run.info.title.slice(0, 40)}`;
+}
+
+function clipped(places: number[], { run, layer }: HeadRef, queries: boolean): number[] {
+  const info = run.layer(layer);
+  return places.filter((i) => i < (queries ? info.queries : info.keys));
+}
+
+function sameTokens(a: HeadRef, b: HeadRef): boolean {
+  const [x, y] = [a.run.layer(a.layer), b.run.layer(b.layer)];
+  if (x.queries !== y.queries || x.keys !== y.keys) return false;
+  return a.run === b.run || a.run.tokens.texts.every((text, i) => text === b.run.tokens.texts[i]);
+}

@@ -1,0 +1,272 @@
+// What all views share: the state, the open run, what is pointed at, and what may be done from anywhere.
+
+import { floorFor, type Scale } from "./colors";
+import { embeddedData, EmbeddedSource } from "./embedded";
+import type { Cells } from "./grid";
+import { Loader } from "./loader";
+import { OpenRun } from "./run";
+import { Signal } from "./signals";
+import { HttpSource, sentence, type Source } from "./source";
+import { decode, type State, Store } from "./state";
+
+export interface Hover {
+  q: number | null;
+  k: number | null;
+  cells: Cells | null;
+  from: string;
+}
+
+export class Context {
+  readonly source: Source;
+  readonly loader: Loader;
+  readonly store = new Store();
+  readonly run = new Signal<OpenRun | null>(null);
+  readonly other = new Signal<OpenRun | null>(null);
+  readonly hover = new Signal<Hover | null>(null);
+  readonly dark = new Signal(false);
+  readonly portraits = new Signal(0); // counts arrivals
+  readonly tokens = new Signal(0);
+  readonly notice = new Signal("");
+  readonly link = new Signal<[number, number, number] | null>(null);
+  readonly busy = new Signal(false);
+  private opening = 0;
+
+  constructor() {
+    const data = embeddedData();
+    this.source = data ? new EmbeddedSource(data) : new HttpSource();
+    this.loader = new Loader(this.source);
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    const chosen = stored("theme");
+    const apply = () => {
+      this.dark.set((stored("theme") ?? (system.matches ? "dark" : "light")) === "dark");
+      document.documentElement.dataset.theme = this.dark.value ? "dark" : "light";
+    };
+    if (chosen) document.documentElement.dataset.theme = chosen;
+    system.addEventListener("change", apply);
+    apply();
+    this.store.on(["run"], (state) => state.run && void this.open(state.run));
+    this.store.on(["layer", "head"], () => this.findLink());
+    this.store.on(["other"], () => void this.openOther());
+  }
+
+  get state(): State {
+    return this.store.now;
+  }
+
+  scale(difference = false): Scale {
+    const { scale, lo, hi, map } = this.state;
+    return { name: scale, lo, hi, map, dark: this.dark.value, difference };
+  }
+
+  switchTheme(): void {
+    store("theme", this.dark.value ? "light" : "dark");
+    this.dark.set(!this.dark.value);
+    document.documentElement.dataset.theme = this.dark.value ? "dark" : "light";
+  }
+
+  // Open a run, and make the state fit it. `fresh` takes the head and the link that are most worth a look.
+  async open(id: string, fresh = false): Promise<void> {
+    const open = this.run.value;
+    if (open && open.id === id && !fresh) return;
+    const now = ++this.opening;
+    this.busy.set(true);
+    try {
+      const info = await this.source.run(id);
+      if (now !== this.opening) return;
+      if (info.state !== "done") throw new Error(`this run is ${info.state}`);
+      const run = new OpenRun(this.source, info);
+      const thumbs = run.loadThumbs().then((estimate) => this.told(run, estimate));
+      const portraits = run.loadPortraits().then(() => this.told(run, !run.portraits!.complete));
+      void run.tokens.load(() => this.tokens.set(this.tokens.value + 1));
+      void run.memory?.load(() => this.tokens.set(this.tokens.value + 1));
+      for (const work of [thumbs, portraits]) work.catch((error) => this.notice.set(sentence(error)));
+      // Long maps of which nothing was computed yet are not waited for.
+      if (fresh) await Promise.race([portraits, wait(2000)]).catch(() => undefined);
+      if (now !== this.opening) return;
+      const link = fresh ? await this.firstLink(run) : null;
+      if (now !== this.opening) return;
+      this.run.quietly(run);
+      if (fresh) this.choose(run, link);
+      this.run.announce(open);
+      this.findLink();
+      if (fresh && !run.portraits) void portraits.then(() => this.chooseLate(run)).catch(() => undefined);
+    } catch (error) {
+      this.notice.set(sentence(error));
+    } finally {
+      if (now === this.opening) this.busy.set(false);
+    }
+  }
+
+  private async firstLink(run: OpenRun): Promise<[number, number, number] | null> {
+    const [layer, head] = run.portraits?.first ?? [0, 0];
+    return Promise.race([run.source.link(run.id, run.rev, layer, head), wait(800)]).catch(() => null);
+  }
+
+  // The summaries came after the first view: go to the head they name, unless someone has begun to look around.
+  private async chooseLate(run: OpenRun): Promise<void> {
+    const { layer, head, q, at } = this.state;
+    if (this.run.value !== run || layer || head || q.length || at) return;
+    const link = await this.firstLink(run);
+    if (this.run.value === run && !this.state.q.length && !this.state.at) this.choose(run, link);
+  }
+
+  // The head to look at first, and its strongest link.
+  private choose(run: OpenRun, link: [number, number, number] | null): void {
+    const [layer, head] = run.portraits?.first ?? [0, 0];
+    this.link.set(link);
+    this.store.replace({
+      run: run.id,
+      layer,
+      head,
+      q: link ? [link[0]] : [],
+      k: link ? link[1] : null,
+      at: null,
+      lo: floorFor(run.longest),
+      hi: 1,
+      other: null,
+      difference: false,
+    });
+  }
+
+  // Summaries have arrived; estimates are asked for again until they are exact.
+  private told(run: OpenRun, estimate: boolean): void {
+    if (this.run.value === run) this.portraits.set(this.portraits.value + 1);
+    if (!estimate) return;
+    window.setTimeout(() => {
+      if (this.run.value !== run) return;
+      run.loadThumbs().then((again) => this.told(run, again)).catch(() => undefined);
+      run.loadPortraits().then(() => this.told(run, false)).catch(() => undefined);
+    }, 5000);
+  }
+
+  private async openOther(): Promise<void> {
+    const { other } = this.state;
+    if (!other || other.run === this.other.value?.id) return;
+    if (other.run === this.run.value?.id) return this.other.set(this.run.value);
+    try {
+      const info = await this.source.run(other.run);
+      const run = new OpenRun(this.source, info);
+      void run.tokens.load(() => this.tokens.set(this.tokens.value + 1));
+      this.other.set(run);
+      await Promise.all([run.loadPortraits(), run.loadThumbs()]);
+      this.portraits.set(this.portraits.value + 1);
+    } catch (error) {
+      this.notice.set(sentence(error));
+      this.store.replace({ other: null });
+    }
+  }
+
+  private findLink(): void {
+    const run = this.run.value;
+    const { layer, head } = this.state;
+    if (!run || layer >= run.info.layers.length) return;
+    run.source
+      .link(run.id, run.rev, layer, head)
+      .then((link) => {
+        if (this.run.value === run && this.state.layer === layer && this.state.head === head) this.link.set(link);
+      })
+      .catch(() => this.link.set(null));
+  }
+
+  openHead(layer: number, head: number): void {
+    if (layer === this.state.layer && head === this.state.head) return;
+    this.store.push({ layer, head });
+  }
+
+  moveHead(layers: number, heads: number): void {
+    const run = this.run.value;
+    if (!run) return;
+    const layer = Math.min(Math.max(this.state.layer + layers, 0), run.info.layers.length - 1);
+    const count = run.layer(layer).heads;
+    this.openHead(layer, Math.min(Math.max(this.state.head + heads, 0), count - 1));
+  }
+
+  compareWith(layer: number, head: number, run?: string): void {
+    const id = run ?? this.run.value?.id;
+    if (id) this.store.push({ other: { run: id, layer, head }, view: "compare" });
+  }
+
+  // Hover previews, click pins, Esc releases.
+  pin(q: number | null, k: number | null, add = false): void {
+    const { state } = this;
+    let queries = state.q;
+    if (q !== null) {
+      if (add) queries = state.q.includes(q) ? state.q.filter((x) => x !== q) : [...state.q, q];
+      else queries = [q];
+    }
+    this.store.push({ q: queries.slice(-64), k: k ?? (add ? state.k : q === null ? state.k : null) });
+  }
+
+  pinKey(k: number): void {
+    this.store.push({ k });
+  }
+
+  release(): void {
+    if (this.hover.value) this.hover.set(null);
+    if (this.state.q.length || this.state.k !== null) this.store.push({ q: [], k: null });
+  }
+
+  // The query that is shown: the one pointed at, else those pinned.
+  get queries(): number[] {
+    const hovered = this.hover.value?.q;
+    return hovered !== null && hovered !== undefined ? [hovered] : this.state.q;
+  }
+
+  get key(): number | null {
+    return this.hover.value?.k ?? this.state.k;
+  }
+
+  // Make an address fit the run: what is impossible is put right, and said.
+  fit(run: OpenRun, given: Partial<State>): { state: Partial<State>; notices: string[] } {
+    const notices: string[] = [];
+    const state = { ...given };
+    const layers = run.info.layers.length;
+    if (state.layer !== undefined && state.layer >= layers) {
+      notices.push(`there is no layer ${state.layer}`);
+      state.layer = layers - 1;
+    }
+    const layer = run.layer(state.layer ?? 0);
+    if (state.head !== undefined && state.head >= layer.heads) {
+      notices.push(`there is no head ${state.head}`);
+      state.head = layer.heads - 1;
+    }
+    if (state.q?.some((q) => q >= layer.queries)) {
+      notices.push("some pinned queries are beyond the text");
+      state.q = state.q.filter((q) => q < layer.queries);
+    }
+    if (state.k !== undefined && state.k !== null && state.k >= layer.keys) {
+      notices.push("the pinned key is beyond the text");
+      state.k = null;
+    }
+    if (state.lo !== undefined && state.hi !== undefined && !(state.lo > 0 && state.hi > state.lo && state.hi <= 1)) {
+      notices.push("the colour bounds do not fit");
+      state.lo = floorFor(run.longest);
+      state.hi = 1;
+    }
+    return { state, notices };
+  }
+
+  addressed(): { state: Partial<State>; notices: string[] } {
+    return decode(location.hash);
+  }
+}
+
+function wait(time: number): Promise<null> {
+  return new Promise((done) => window.setTimeout(() => done(null), time));
+}
+
+export function stored(name: string): string | null {
+  try {
+    return localStorage.getItem(`sightline.${name}`);
+  } catch {
+    return null;
+  }
+}
+
+export function store(name: string, value: string): void {
+  try {
+    localStorage.setItem(`sightline.${name}`, value);
+  } catch {
+    // private windows may have no storage: the choice lasts as long as the page
+  }
+}

@@ -1,0 +1,202 @@
+// A run inside the page itself: what a report holds. Maps are bytes, so weights are right to 3.3 %.
+
+import { thumbWeight } from "./colors";
+import { THUMB } from "./run";
+import { type CellPeek, type Limits, type OrderInfo, type PatchPeek, type Pool, type Portraits, Refused, type RunInfo, type RunShort, type Source, type StepsTable, type TileData, type TileRef, type TokenPage } from "./source";
+
+interface HeadData {
+  levels: [number, number];
+  mean: string;
+  max?: string;
+  tracks?: string;
+  link?: [number, number, number] | null;
+  top?: { keys: string; weights: string };
+}
+
+export interface Embedded {
+  info: RunInfo;
+  tokens: { texts: string[]; kinds: number[] };
+  memory: { texts: string[]; kinds: number[] } | null;
+  portraits: Portraits;
+  thumbs: string;
+  heads: Record<string, HeadData>;
+}
+
+interface Picture {
+  levels: [number, number];
+  rows: number;
+  columns: number;
+  width: number;
+  codes: Uint8Array;
+}
+
+export function embeddedData(): Embedded | null {
+  const node = document.getElementById("sightline-data");
+  return node ? (JSON.parse(node.textContent ?? "null") as Embedded) : null;
+}
+
+export class EmbeddedSource implements Source {
+  readonly live = false;
+  private thumbBytes: Uint8Array;
+  private starts: number[] = [];
+  private unpacked = new Map<string, Uint8Array>();
+
+  constructor(private data: Embedded) {
+    this.thumbBytes = bytes(data.thumbs);
+    let start = 0;
+    for (const layer of data.info.layers) {
+      this.starts.push(start);
+      start += layer.heads;
+      // What this page holds of a layer is its floor; a head that was not chosen has its thumbnail.
+      layer.floor = this.picture(layer.index, 0, "mean")?.levels ?? null;
+    }
+  }
+
+  async limits(): Promise<Limits> {
+    return { text_bytes: 0, runs: 1, models: [] };
+  }
+  async runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[] }> {
+    return { runs: [this.data.info], orders: [] };
+  }
+  async run(): Promise<RunInfo> {
+    return this.data.info;
+  }
+  async order(): Promise<{ id: string; position: number }> {
+    throw lacks("a model to run");
+  }
+  async close(): Promise<void> {
+    throw lacks("runs to close");
+  }
+  events(): () => void {
+    return () => undefined;
+  }
+  async tokens(_run: string, _rev: number, from: number, to: number, memory: boolean): Promise<TokenPage> {
+    const { texts, kinds } = (memory && this.data.memory) || this.data.tokens;
+    return { from, to, texts: texts.slice(from, to), kinds: kinds.slice(from, to) };
+  }
+  async portraits(): Promise<Portraits> {
+    return this.data.portraits;
+  }
+  async thumbs(): Promise<{ bytes: Uint8Array; estimate: boolean }> {
+    return { bytes: this.thumbBytes, estimate: false };
+  }
+
+  floor(layer: number, head: number): [number, number] | null {
+    return this.picture(layer, head, "mean")?.levels ?? null;
+  }
+
+  async tile(t: TileRef): Promise<TileData> {
+    const picture = this.picture(t.layer, t.head, t.pool);
+    if (!picture || t.lq < picture.levels[0] || t.lk < picture.levels[1]) throw lacks("finer cells of this head");
+    const [fq, fk] = [2 ** (t.lq - picture.levels[0]), 2 ** (t.lk - picture.levels[1])];
+    const values = new Float32Array(256 * 256).fill(NaN);
+    for (let y = 0; y < 256; y++)
+      for (let x = 0; x < 256; x++) {
+        const value = pool(picture, (t.y * 256 + y) * fq, (t.x * 256 + x) * fk, fq, fk, t.pool);
+        if (value !== null) values[y * 256 + x] = value;
+      }
+    return { values, estimate: false };
+  }
+
+  async row(_run: string, _rev: number, layer: number, head: number, q: number[]): Promise<Float32Array> {
+    const info = this.data.info.layers[layer];
+    const row = new Float32Array(info.keys);
+    for (const query of q) this.rowOf(layer, head, query).forEach((value, i) => (row[i] += value));
+    return row;
+  }
+
+  async column(_run: string, _rev: number, layer: number, head: number, k: number[]): Promise<Float32Array> {
+    const info = this.data.info.layers[layer];
+    return Float32Array.from({ length: info.queries }, (_, query) => this.rowOf(layer, head, query)[k[0]]);
+  }
+
+  async tracks(_run: string, _rev: number, layer: number, head: number): Promise<Float32Array> {
+    const packed = this.data.heads[`${layer}/${head}`]?.tracks;
+    if (!packed) throw lacks("the tracks of this head");
+    return new Float32Array(bytes(packed).buffer);
+  }
+
+  async peek(_run: string, _rev: number, layer: number, head: number, rows: string, cols: string): Promise<CellPeek | PatchPeek> {
+    if (rows.includes(":")) throw lacks("the cells behind a pixel");
+    const [query, key] = [Number(rows), Number(cols)];
+    const weight = this.rowOf(layer, head, query)[key];
+    return { query, key, visible: true, weight, entropy: null };
+  }
+
+  async link(_run: string, _rev: number, layer: number, head: number): Promise<[number, number, number] | null> {
+    return this.data.heads[`${layer}/${head}`]?.link ?? null;
+  }
+
+  async rollout(): Promise<Float32Array> {
+    throw lacks("rollout");
+  }
+  async steps(): Promise<StepsTable> {
+    throw lacks("the steps");
+  }
+  exportAddress(): string {
+    return "";
+  }
+
+  // A row: of the whole map where it is here cell by cell, else the strongest keys alone.
+  private rowOf(layer: number, head: number, query: number): Float32Array {
+    const info = this.data.info.layers[layer];
+    const row = new Float32Array(info.keys);
+    const picture = this.picture(layer, head, "mean");
+    const top = this.data.heads[`${layer}/${head}`]?.top;
+    if (picture && picture.levels[0] === 0 && picture.levels[1] === 0) {
+      for (let k = 0; k < info.keys; k++) row[k] = thumbWeight(picture.codes[query * picture.width + k]);
+    } else if (top) {
+      const keys = new Int32Array(this.bytesOf(`${layer}/${head}/keys`, top.keys).buffer);
+      const weights = this.bytesOf(`${layer}/${head}/weights`, top.weights);
+      for (let i = 0; i < 8; i++) if (keys[query * 8 + i] >= 0) row[keys[query * 8 + i]] = thumbWeight(weights[query * 8 + i]);
+    } else throw lacks("the rows of this head");
+    return row;
+  }
+
+  private picture(layer: number, head: number, kind: Pool): Picture | null {
+    const info = this.data.info.layers[layer];
+    const chosen = this.data.heads[`${layer}/${head}`];
+    const size = (levels: [number, number]) => [Math.ceil(info.queries / 2 ** levels[0]), Math.ceil(info.keys / 2 ** levels[1])];
+    if (chosen?.mean) {
+      const [rows, columns] = size(chosen.levels);
+      const packed = kind === "max" && chosen.max ? chosen.max : chosen.mean;
+      return { levels: chosen.levels, rows, columns, width: columns, codes: this.bytesOf(`${layer}/${head}/${kind === "max" && chosen.max ? "max" : "mean"}`, packed) };
+    }
+    const levels = [info.queries, info.keys].map((n) => Math.max(0, Math.ceil(Math.log2(n / THUMB)))) as [number, number];
+    const [rows, columns] = size(levels);
+    const start = (this.starts[layer] + head) * THUMB * THUMB;
+    return { levels, rows, columns, width: THUMB, codes: this.thumbBytes.subarray(start, start + THUMB * THUMB) };
+  }
+
+  private bytesOf(key: string, packed: string): Uint8Array {
+    let found = this.unpacked.get(key);
+    if (!found) this.unpacked.set(key, (found = bytes(packed)));
+    return found;
+  }
+}
+
+// The mean or the largest of a rectangle of a picture; null where nothing is visible.
+function pool(picture: Picture, y: number, x: number, height: number, width: number, kind: Pool): number | null {
+  let [sum, count, most] = [0, 0, -1];
+  for (let i = y; i < Math.min(y + height, picture.rows); i++)
+    for (let j = x; j < Math.min(x + width, picture.columns); j++) {
+      const code = picture.codes[i * picture.width + j];
+      if (code === 0) continue;
+      const value = thumbWeight(code);
+      sum += value;
+      count++;
+      most = Math.max(most, value);
+    }
+  return count === 0 ? null : kind === "max" ? most : sum / count;
+}
+
+function bytes(packed: string): Uint8Array {
+  const text = atob(packed);
+  const found = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) found[i] = text.charCodeAt(i);
+  return found;
+}
+
+function lacks(what: string): Refused {
+  return new Refused(0, { error: `This page does not hold ${what}`, expected: "", got: "", try: "open the run in sightline serve" });
+}

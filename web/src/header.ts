@@ -1,0 +1,230 @@
+// The bar at the top: which run, a new text, which head, and what can be done with the view.
+
+import type { Context } from "./context";
+import { el, icon, svg } from "./dom";
+import { type Limits, type OrderInfo, type RunShort, sentence } from "./source";
+
+export const EXAMPLE = "The kids were scared of the lions, so they left right away.";
+
+export class Header {
+  readonly node: HTMLElement;
+  readonly progress = el("div", { class: "progress", attrs: { hidden: true, role: "status" } });
+  runs: RunShort[] = [];
+  private limits: Limits | null = null;
+  private runSelect = el("select", { class: "run-select", attrs: { "aria-label": "run" } });
+  private layerSelect = el("select", { attrs: { "aria-label": "layer" } });
+  private headSelect = el("select", { attrs: { "aria-label": "head" } });
+  private composer: Composer;
+  private newButton: HTMLButtonElement;
+  private closeButton: HTMLButtonElement;
+  private stopEvents: (() => void) | null = null;
+
+  constructor(
+    private context: Context,
+    actions: { share: () => void; export: () => void; help: () => void },
+  ) {
+    this.composer = new Composer((text, model, generate) => this.start(text, model, generate));
+    const tool = (name: string, title: string, click: () => void) =>
+      el("button", { class: "icon-button", title, attrs: { type: "button", "aria-label": title }, on: { click } }, icon(name));
+    this.newButton = el("button", { class: "button primary", attrs: { type: "button", "aria-expanded": "false" }, on: { click: () => this.toggleComposer() } }, "New text");
+    this.closeButton = tool("close", "close this run", () => void this.closeRun());
+    this.node = el(
+      "header",
+      { class: "bar" },
+      el("a", { class: "brand", attrs: { href: "/", "aria-label": "Sightline" } }, mark(), el("span", {}, "Sightline")),
+      el("span", { class: "run-pick" }, this.runSelect, this.closeButton),
+      this.newButton,
+      el("span", { class: "spring" }),
+      el("span", { class: "pick" }, this.layerSelect, this.headSelect),
+      el("span", { class: "tools" }, tool("share", "copy the address of this view", actions.share), tool("export", "export (E)", actions.export), tool("theme", "light or dark", () => context.switchTheme()), tool("help", "help and keys (?)", actions.help)),
+    );
+    this.runSelect.addEventListener("change", () => void context.open(this.runSelect.value, true));
+    this.layerSelect.addEventListener("change", () => {
+      const layer = Number(this.layerSelect.value);
+      const heads = context.run.value?.layer(layer).heads ?? 1;
+      context.openHead(layer, Math.min(context.state.head, heads - 1));
+    });
+    this.headSelect.addEventListener("change", () => context.openHead(context.state.layer, Number(this.headSelect.value)));
+    context.run.on(() => this.draw());
+    context.store.on(["layer", "head"], () => this.draw());
+  }
+
+  get composerNode(): HTMLElement {
+    return this.composer.node;
+  }
+
+  async load(): Promise<void> {
+    this.limits = await this.context.source.limits();
+    this.composer.setModels(this.limits.models);
+    await this.refresh();
+  }
+
+  async refresh(): Promise<OrderInfo[]> {
+    const { runs, orders } = await this.context.source.runs();
+    this.runs = runs;
+    this.draw();
+    for (const order of orders) if (!this.stopEvents) this.follow(order.id);
+    return orders;
+  }
+
+  // Nothing to look at yet: the text box takes the place of everything.
+  invite(): void {
+    this.composer.node.hidden = false;
+    this.composer.node.classList.add("alone");
+    this.composer.fill(EXAMPLE);
+  }
+
+  toggleComposer(show = this.composer.node.hidden): void {
+    this.composer.node.hidden = !show;
+    this.newButton.setAttribute("aria-expanded", String(show));
+    if (show) this.composer.focus();
+  }
+
+  private draw(): void {
+    const { run, state } = this.context;
+    const open = run.value;
+    document.title = open ? `${open.info.title.slice(0, 40)} – Sightline` : "Sightline";
+    this.runSelect.replaceChildren(
+      ...this.runs.map((r) => el("option", { attrs: { value: r.id, selected: r.id === open?.id } }, `${r.model ?? "run"}: ${r.title.slice(0, 48) || r.origin} (${r.tokens.toLocaleString("en")})`)),
+    );
+    this.runSelect.hidden = this.closeButton.hidden = !this.runs.length;
+    if (!open) return;
+    this.layerSelect.replaceChildren(
+      ...open.info.layers.map((layer) => el("option", { title: layer.name, attrs: { value: layer.index, selected: layer.index === state.layer } }, `Layer ${layer.index}${layer.cross ? " cross" : ""}`)),
+    );
+    const layer = open.layer(state.layer);
+    this.layerSelect.title = layer.name;
+    this.headSelect.replaceChildren(
+      ...layer.numbers.map((number, i) => el("option", { attrs: { value: i, selected: i === state.head } }, `Head ${number}`)),
+    );
+  }
+
+  private async start(text: string, model: string, generate: number): Promise<void> {
+    const { id } = await this.context.source.order(text, model, generate);
+    this.toggleComposer(false);
+    this.follow(id);
+  }
+
+  // How an order goes, until it is there.
+  private follow(id: string): void {
+    this.stopEvents?.();
+    const stop = this.context.source.events(id, (order) => {
+      this.show(order);
+      if (order.state === "done") {
+        this.stopEvents = null;
+        this.progress.hidden = true;
+        this.composer.node.classList.remove("alone");
+        this.composer.node.hidden = true;
+        void this.refresh().then(() => this.context.open(id, true));
+      } else if (order.state === "failed" || order.state === "cancelled") {
+        this.stopEvents = null;
+        if (!this.context.run.value) this.invite();
+      }
+    });
+    this.stopEvents = stop;
+  }
+
+  private show(order: OrderInfo): void {
+    this.progress.hidden = false;
+    const over = order.state === "failed" || order.state === "cancelled";
+    const bar = el("progress", { attrs: { max: Math.max(order.total, 1), value: order.total ? order.done : null, "aria-label": "progress of the run" } });
+    const where = order.state === "queued" ? `waiting, place ${order.position}` : order.total ? `${order.stage} ${order.done} of ${order.total}` : order.stage;
+    const problem = order.problem ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}` : "the run was taken back";
+    this.progress.classList.toggle("problem", over);
+    this.progress.replaceChildren(
+      el("span", { class: "title" }, `${order.model}: ${order.title.slice(0, 50)}`),
+      over ? el("span", {}, problem) : bar,
+      over ? "" : el("span", {}, where),
+      el("button", { class: "button quiet", attrs: { type: "button" }, on: { click: () => (over ? (this.progress.hidden = true) : void this.context.source.close(order.id)) } }, over ? "Dismiss" : "Cancel"),
+    );
+  }
+
+  private async closeRun(): Promise<void> {
+    const open = this.context.run.value;
+    if (!open) return;
+    try {
+      await this.context.source.close(open.id);
+      await this.refresh();
+      if (this.runs.length) await this.context.open(this.runs[0].id, true);
+      else location.assign("/");
+    } catch (error) {
+      this.context.notice.set(sentence(error));
+    }
+  }
+}
+
+// The sign of the program, drawn here so that a report needs no file.
+function mark(): SVGSVGElement {
+  const cells: [number, number, string][] = [[6, 6, "#fcfdbf"], [6, 13, "#e75263"], [13, 13, "#fec287"], [6, 20, "#721f81"], [13, 20, "#b73779"], [20, 20, "#fcfdbf"]];
+  return svg(
+    "svg",
+    { viewBox: "0 0 32 32", width: 22, height: 22, "aria-hidden": "true" },
+    svg("rect", { width: 32, height: 32, rx: 7, fill: "#1b1035" }),
+    ...cells.map(([x, y, fill]) => svg("rect", { x, y, width: 5, height: 5, rx: 1, fill })),
+  );
+}
+
+// A text and a model to run on it.
+class Composer {
+  readonly node: HTMLElement;
+  private text = el("textarea", { attrs: { rows: 4, placeholder: "Type or paste a text", "aria-label": "text to run", spellcheck: "false", autocomplete: "off" } });
+  private model = el("select", { attrs: { "aria-label": "model" } });
+  private generate = el("input", { attrs: { type: "number", min: 0, max: 512, value: 0, "aria-label": "tokens to generate" } });
+  private problem = el("p", { class: "problem", attrs: { role: "alert", hidden: true } });
+  private generateLabel = el("label", { class: "generate" }, "then generate ", this.generate, " tokens");
+
+  constructor(private run: (text: string, model: string, generate: number) => Promise<void>) {
+    const form = el(
+      "form",
+      {},
+      el("h2", {}, "Look at a text"),
+      this.text,
+      el("div", { class: "composer-row" }, this.model, this.generateLabel, el("span", { class: "spring" }), el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run")),
+      this.problem,
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.submit();
+    });
+    this.text.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.submit();
+      event.stopPropagation();
+    });
+    this.model.addEventListener("change", () => this.fit());
+    this.node = el("section", { class: "composer", attrs: { hidden: true, "aria-label": "new text" } }, form);
+  }
+
+  setModels(models: Limits["models"]): void {
+    this.model.replaceChildren(...models.map((m) => el("option", { attrs: { value: m.name, "data-causal": m.causal ? "1" : null } }, m.title)));
+    if (!models.length) {
+      this.problem.hidden = false;
+      this.problem.textContent = "This server has no models: start it with --model, or open a saved folder.";
+    }
+    this.fit();
+  }
+
+  fill(text: string): void {
+    if (!this.text.value) this.text.value = text;
+  }
+
+  focus(): void {
+    this.text.focus();
+  }
+
+  private fit(): void {
+    const causal = this.model.selectedOptions[0]?.dataset.causal === "1";
+    this.generateLabel.hidden = !causal;
+    if (!causal) this.generate.value = "0";
+  }
+
+  private async submit(): Promise<void> {
+    this.problem.hidden = true;
+    try {
+      if (!this.text.value.trim()) throw new Error("Type a text first.");
+      await this.run(this.text.value, this.model.value, Number(this.generate.value) || 0);
+    } catch (error) {
+      this.problem.hidden = false;
+      this.problem.textContent = sentence(error);
+    }
+  }
+}

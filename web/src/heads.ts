@@ -1,0 +1,259 @@
+// The Heads rail: every head as a thumbnail, ranked; the portrait of the one that is open, and those like it.
+
+import { css, rampColor, show, thumbTable } from "./colors";
+import type { Context } from "./context";
+import { el } from "./dom";
+import { type OpenRun, THUMB } from "./run";
+import type { Measure } from "./source";
+
+type Order = "interest" | Measure | "layer";
+
+const CHIPS: { order: Order; name: string; title: string }[] = [
+  { order: "interest", name: "Interesting", title: "focused, and neither on the first nor on the previous token" },
+  { order: "focus", name: "Focused", title: "low entropy for the number of visible keys" },
+  { order: "previous", name: "Previous", title: "looks at the token before" },
+  { order: "first", name: "Sink", title: "looks at the first token" },
+  { order: "induction", name: "Induction", title: "looks at what came next the last time" },
+  { order: "layer", name: "By layer", title: "all heads in a grid, layer by layer" },
+];
+
+const LARGE = 40;
+
+export class Heads {
+  readonly node: HTMLElement;
+  private chips = el("div", { class: "chips", attrs: { role: "radiogroup", "aria-label": "rank heads by" } });
+  private grid = el("div", { class: "heads-grid", attrs: { role: "listbox", "aria-label": "heads", tabindex: 0 } });
+  private portrait = el("section", { class: "portrait", attrs: { "aria-label": "portrait of the open head" } });
+  private preview = el("div", { class: "preview", attrs: { hidden: true, "aria-hidden": "true" } });
+  private order: Order = "interest";
+  private listed: [number, number][] = [];
+  private cursor = 0;
+
+  constructor(private context: Context) {
+    this.node = el(
+      "aside",
+      { class: "heads", attrs: { "aria-label": "Heads", id: "heads" } },
+      el("h2", {}, "Heads"),
+      this.chips,
+      this.grid,
+      this.portrait,
+      this.preview,
+    );
+    for (const { order, name, title } of CHIPS) {
+      const chip = el("button", { class: "chip-button", title, attrs: { type: "button", role: "radio", "data-order": order } }, name);
+      chip.addEventListener("click", () => this.rank(order));
+      this.chips.append(chip);
+    }
+    this.grid.addEventListener("click", (event) => this.act(event));
+    this.grid.addEventListener("pointerover", (event) => this.showPreview(event));
+    this.grid.addEventListener("pointerleave", () => (this.preview.hidden = true));
+    this.grid.addEventListener("keydown", (event) => this.key(event));
+    this.grid.addEventListener("focus", () => this.mark());
+    context.run.on(() => this.draw());
+    context.portraits.on(() => this.draw());
+    context.dark.on(() => this.draw());
+    context.store.on(["map"], () => this.draw());
+    context.store.on(["layer", "head"], () => {
+      this.mark();
+      this.drawPortrait();
+    });
+    context.link.on(() => this.drawPortrait());
+    context.tokens.on(() => this.drawPortrait());
+    this.rank("interest");
+  }
+
+  rank(order: Order): void {
+    this.order = order;
+    for (const chip of this.chips.children) {
+      const on = (chip as HTMLElement).dataset.order === order;
+      chip.setAttribute("aria-checked", String(on));
+      (chip as HTMLElement).tabIndex = on ? 0 : -1;
+    }
+    this.draw();
+  }
+
+  focus(): void {
+    this.grid.focus();
+  }
+
+  private score(run: OpenRun, layer: number, head: number): number | null {
+    if (this.order === "layer") return null;
+    const value = (name: Measure) => run.measure(layer, head, name);
+    if (this.order !== "interest") return value(this.order);
+    const focus = value("focus");
+    return focus === null ? null : focus * (1 - (value("first") ?? 0)) * (1 - (value("previous") ?? 0));
+  }
+
+  private draw(): void {
+    const run = this.context.run.value;
+    if (!run) return;
+    const all = run.info.layers.flatMap((layer) => layer.numbers.map((_, head) => [layer.index, head] as [number, number]));
+    if (this.order === "layer") this.listed = all;
+    else {
+      const scores = new Map(all.map(([l, h]) => [`${l}/${h}`, this.score(run, l, h) ?? -1]));
+      this.listed = [...all].sort((a, b) => scores.get(`${b[0]}/${b[1]}`)! - scores.get(`${a[0]}/${a[1]}`)!);
+    }
+    const byLayer = this.order === "layer";
+    const heads = Math.max(...run.info.layers.map((layer) => layer.heads));
+    const room = (this.grid.clientWidth || 260) - 34;
+    const small = byLayer && room / heads < LARGE;
+    this.grid.classList.toggle("by-layer", byLayer);
+    this.grid.classList.toggle("small", small);
+    const table = thumbTable({ ...this.context.scale(), name: "log", lo: 10 ** Math.floor(Math.log10(0.1 / run.longest)), hi: 1 });
+    const rows: HTMLElement[] = [];
+    const cells = this.listed.map(([layer, head], i) => this.cell(run, layer, head, i, table, small));
+    if (byLayer) {
+      for (const layer of run.info.layers) {
+        const row = el("div", { class: "layer-row", attrs: { role: "presentation" } }, el("span", { class: "layer-name", title: layer.name }, `${layer.index}${layer.cross ? "×" : ""}`));
+        row.append(...cells.filter((_, i) => this.listed[i][0] === layer.index));
+        rows.push(row);
+      }
+    } else rows.push(...cells);
+    this.grid.replaceChildren(...rows);
+    this.mark();
+    this.drawPortrait();
+  }
+
+  private cell(run: OpenRun, layer: number, head: number, i: number, table: Uint32Array, small: boolean): HTMLElement {
+    const score = this.score(run, layer, head);
+    const label = `${run.name(layer, head)}${score === null ? "" : `, ${this.order === "interest" ? "interest" : this.order} ${score.toFixed(2)}`}`;
+    const cell = el("div", { class: "head", attrs: { role: "option", "data-i": i, "aria-label": label, id: `head-${layer}-${head}` } });
+    if (small) {
+      const focus = run.measure(layer, head, "focus");
+      const swatch = el("span", { class: "swatch" });
+      swatch.style.background = focus === null ? "transparent" : css(rampColor(this.context.scale(), 0.15 + 0.8 * focus));
+      cell.append(swatch);
+    } else {
+      const canvas = el("canvas", { class: "thumb", attrs: { width: THUMB, height: THUMB } });
+      drawThumb(canvas, run, layer, head, table);
+      cell.append(canvas, el("span", { class: "caption" }, run.short(layer, head), score === null ? null : el("b", {}, score.toFixed(2).replace(/^0/, ""))));
+    }
+    return cell;
+  }
+
+  private mark(): void {
+    const { layer, head } = this.context.state;
+    for (const cell of this.grid.querySelectorAll<HTMLElement>(".head")) {
+      const [l, h] = this.listed[Number(cell.dataset.i)];
+      const open = l === layer && h === head;
+      cell.setAttribute("aria-selected", String(open));
+      cell.classList.toggle("cursor", Number(cell.dataset.i) === this.cursor && document.activeElement === this.grid);
+      if (Number(cell.dataset.i) === this.cursor) this.grid.setAttribute("aria-activedescendant", cell.id);
+    }
+  }
+
+  private drawPortrait(): void {
+    const run = this.context.run.value;
+    const { layer, head } = this.context.state;
+    if (!run || layer >= run.info.layers.length) return;
+    const measures: [string, Measure, boolean][] = [
+      ["focus", "focus", true],
+      ["first token", "first", true],
+      ["previous token", "previous", true],
+      ["itself", "same", true],
+      ["induction", "induction", true],
+      ["distance", "distance", false],
+    ];
+    const bars = measures
+      .map(([name, measure, share]) => {
+        const value = run.measure(layer, head, measure);
+        if (value === null) return null;
+        const bar = el("span", { class: "bar" });
+        bar.style.width = `${share ? 100 * Math.min(value, 1) : 0}%`;
+        return el("li", {}, el("span", {}, name), el("span", { class: "track" }, bar), el("b", {}, share ? `${Math.round(100 * value)} %` : value.toFixed(1)));
+      })
+      .filter((x) => x !== null);
+    const similar = (run.portraits?.similar[layer]?.[head] ?? []).map(([l, h, alike]) => {
+      const canvas = el("canvas", { class: "thumb", attrs: { width: THUMB, height: THUMB } });
+      drawThumb(canvas, run, l, h, thumbTable(this.context.scale()));
+      return el(
+        "button",
+        { class: "similar", title: `${run.name(l, h)}: ${Math.round(alike * 100)} % alike`, attrs: { type: "button" }, on: { click: (event: MouseEvent) => this.choose(l, h, event) } },
+        canvas,
+        el("span", {}, run.short(l, h)),
+      );
+    });
+    this.portrait.replaceChildren(
+      el("h3", {}, run.name(layer, head)),
+      el("p", { class: "summary" }, summary(run, layer, head, this.context.link.value)),
+      el("ul", { class: "measures" }, ...bars),
+      similar.length ? el("h4", {}, "Similar heads") : "",
+      el("div", { class: "similars" }, ...similar),
+    );
+  }
+
+  private showPreview(event: PointerEvent): void {
+    const cell = (event.target as HTMLElement).closest<HTMLElement>(".head");
+    const run = this.context.run.value;
+    if (!cell || !run || event.pointerType === "touch") {
+      this.preview.hidden = true;
+      return;
+    }
+    const [layer, head] = this.listed[Number(cell.dataset.i)];
+    const canvas = el("canvas", { class: "thumb large", attrs: { width: THUMB, height: THUMB } });
+    drawThumb(canvas, run, layer, head, thumbTable(this.context.scale()));
+    this.preview.replaceChildren(canvas, el("strong", {}, run.name(layer, head)), el("span", {}, summary(run, layer, head, null)));
+    this.preview.hidden = false;
+    const box = cell.getBoundingClientRect();
+    const around = this.node.getBoundingClientRect();
+    this.preview.style.top = `${Math.min(Math.max(box.top - 40, 60), window.innerHeight - 330)}px`;
+    this.preview.style.left = `${around.right + 8}px`;
+  }
+
+  private act(event: MouseEvent): void {
+    const cell = (event.target as HTMLElement).closest<HTMLElement>(".head");
+    if (!cell) return;
+    this.cursor = Number(cell.dataset.i);
+    const [layer, head] = this.listed[this.cursor];
+    this.choose(layer, head, event);
+  }
+
+  private choose(layer: number, head: number, event: MouseEvent | KeyboardEvent): void {
+    this.preview.hidden = true;
+    if (event.ctrlKey || event.metaKey) this.context.compareWith(layer, head);
+    else this.context.openHead(layer, head);
+    this.node.dispatchEvent(new CustomEvent("chosen", { bubbles: true }));
+  }
+
+  private key(event: KeyboardEvent): void {
+    const first = this.grid.querySelector<HTMLElement>(".head");
+    const across = first ? Math.max(1, Math.round((this.grid.clientWidth - 8) / (first.offsetWidth + 6))) : 1;
+    const heads = this.context.run.value?.layer(0).heads ?? 1;
+    const down = this.order === "layer" ? heads : across;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: down, ArrowUp: -down }[event.key];
+    if (step) {
+      this.cursor = Math.min(Math.max(this.cursor + step, 0), this.listed.length - 1);
+      this.mark();
+      this.grid.querySelector(`[data-i="${this.cursor}"]`)?.scrollIntoView({ block: "nearest" });
+    } else if (event.key === "Enter" && this.listed[this.cursor]) this.choose(...this.listed[this.cursor], event);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
+export function drawThumb(canvas: HTMLCanvasElement, run: OpenRun, layer: number, head: number, table: Uint32Array): void {
+  const thumb = run.thumb(layer, head);
+  const [rows, columns] = run.thumbSize(layer);
+  canvas.width = columns;
+  canvas.height = rows;
+  if (!thumb) return;
+  const image = new ImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let y = 0; y < rows; y++) for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
+  canvas.getContext("2d")!.putImageData(image, 0, 0);
+}
+
+// One sentence about a head, as one would say it.
+export function summary(run: OpenRun, layer: number, head: number, link: [number, number, number] | null): string {
+  const value = (name: Measure) => run.measure(layer, head, name);
+  const [focus, first, previous, induction] = [value("focus"), value("first"), value("previous"), value("induction")];
+  const kind =
+    (first ?? 0) > 0.5 ? "on the first token" : (previous ?? 0) > 0.4 ? "previous-token" : (induction ?? 0) > 0.4 ? "induction" : (focus ?? 0) > 0.5 ? "focused" : "broad";
+  const parts = [`${run.layer(layer).queries.toLocaleString("en")} tokens, ${kind}`];
+  const [entropy, spread] = [value("entropy"), value("spread")];
+  if (entropy !== null && spread !== null) parts[0] += `: entropy ${entropy.toFixed(1)} of ${spread.toFixed(1)}`;
+  if (first !== null) parts.push(`${Math.round(100 * first)} % first token`);
+  if (link) parts.push(`strongest ${run.tokens.label(link[0])} to ${run.keyTokens(layer).label(link[1])} ${show(link[2])}`);
+  return parts.join("; ");
+}

@@ -1,0 +1,51 @@
+// The list of keys, and a switch for those who need single keys for something else.
+
+import { store, stored } from "./context";
+import { el } from "./dom";
+import { dialog } from "./export";
+
+const KEYS: [string, string][] = [
+  ["1 … 6", "Map, Heads, Text, Links, Steps, Compare"],
+  ["[ ]", "head before, head after"],
+  ["{ }", "layer before, layer after"],
+  ["arrows", "move the cell, the chosen token or the head"],
+  ["Enter", "pin or open"],
+  ["Esc", "release what is pinned"],
+  ["+ − 0", "zoom in, out, whole map"],
+  ["Backspace", "undo the last zoom"],
+  ["L", "logarithmic or linear colours"],
+  ["M", "mean or largest of pooled cells"],
+  ["F", "fit the colours to what is visible, once"],
+  ["D", "diagonal on or off"],
+  ["R", "rollout: what fed the pinned token"],
+  ["S", "steps of the pinned cell"],
+  ["/", "find a token"],
+  ["E", "export"],
+  ["?", "this list"],
+];
+
+export class Help {
+  readonly node: HTMLDialogElement;
+  private single = el("input", { attrs: { type: "checkbox", id: "single-keys" } });
+
+  constructor() {
+    this.single.checked = stored("keys") !== "off";
+    this.single.addEventListener("change", () => store("keys", this.single.checked ? "on" : "off"));
+    const rows = KEYS.map(([key, what]) => el("tr", {}, el("th", { attrs: { scope: "row" } }, el("kbd", {}, key)), el("td", {}, what)));
+    this.node = dialog(
+      "Help",
+      el("p", {}, "Hover previews, click pins, Esc releases. Shift-click adds a query; Alt-click on a token pins it as key. Shift-drag on the map zooms into a rectangle."),
+      el("table", { class: "keys" }, el("tbody", {}, ...rows)),
+      el("p", {}, el("label", { attrs: { for: "single-keys" } }, this.single, " single-key shortcuts")),
+      el("p", { class: "fine" }, "The numbers are also at ", el("a", { attrs: { href: "/api/docs" } }, "/api/docs"), ". The map is moved by Leaflet (BSD-2)."),
+    );
+  }
+
+  get keysOn(): boolean {
+    return this.single.checked;
+  }
+
+  open(): void {
+    this.node.showModal();
+  }
+}

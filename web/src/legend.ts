@@ -1,0 +1,132 @@
+// The legend: colours and what they mean, how cells are pooled, and the controls for both. Nothing here asks the server.
+
+import { css, rampColor, show, colorAt, weightAt } from "./colors";
+import type { Context } from "./context";
+import { el } from "./dom";
+import type { Grid } from "./grid";
+import { MAPS } from "./state";
+
+export class Legend {
+  readonly node: HTMLElement;
+  private ramp = el("canvas", { class: "ramp", attrs: { width: 180, height: 12, "aria-hidden": "true" } });
+  private lo = bound("lowest colour at");
+  private hi = bound("highest colour at");
+  private scale = segmented("scale", ["log", "linear"], (name) => this.context.store.push({ scale: name as "log" | "linear" }));
+  private pool = segmented("pooling", ["mean", "max"], (name) => this.context.store.push({ pool: name as "mean" | "max" }));
+  private maps: HTMLSelectElement;
+  private note = el("span", { class: "note" });
+  private swatches = el("span", { class: "swatches" });
+
+  constructor(
+    private context: Context,
+    fit: () => void,
+  ) {
+    this.maps = el("select", { attrs: { "aria-label": "colours" } }, ...MAPS.map((name) => el("option", { attrs: { value: name } }, name)));
+    this.maps.addEventListener("change", () => context.store.push({ map: this.maps.value as (typeof MAPS)[number] }));
+    this.lo.addEventListener("change", () => this.bounds());
+    this.hi.addEventListener("change", () => this.bounds());
+    this.node = el(
+      "div",
+      { class: "legend", attrs: { role: "group", "aria-label": "legend" } },
+      el("span", { class: "scalebar" }, this.lo, this.ramp, this.hi),
+      el("button", { class: "button quiet", title: "set the bounds to what is visible, once (F)", attrs: { type: "button" }, on: { click: fit } }, "Fit"),
+      this.scale.node,
+      this.pool.node,
+      this.maps,
+      this.swatches,
+      this.note,
+    );
+    context.store.on(["scale", "pool", "map", "lo", "hi", "difference", "view"], () => this.draw());
+    context.dark.on(() => this.draw());
+    this.draw();
+  }
+
+  // How a pixel is made of cells, at this zoom.
+  pooled(grid: Grid | null): void {
+    if (!grid || !grid.pooled) {
+      this.note.textContent = grid ? "one cell, one weight" : "";
+      return;
+    }
+    const [rows, columns] = [2 ** grid.lq, 2 ** grid.lk];
+    const { pool } = this.context.state;
+    this.note.textContent =
+      pool === "mean"
+        ? `mean of ${rows} × ${columns}: one weight of 1 shows as ${(1 / (rows * columns)).toPrecision(2)}. M = max`
+        : `largest of ${rows} × ${columns}. M = mean`;
+  }
+
+  private bounds(): void {
+    const { lo, hi } = this.context.state;
+    const low = Number(this.lo.value);
+    const high = Number(this.hi.value);
+    if (low > 0 && high > low && high <= 1) this.context.store.push({ lo: low, hi: high });
+    else {
+      this.context.notice.set("bounds: 0 < lowest < highest ≤ 1");
+      this.lo.value = String(lo);
+      this.hi.value = String(hi);
+    }
+  }
+
+  private draw(): void {
+    const { scale, pool, map, lo, hi, difference, view } = this.context.state;
+    this.scale.set(scale);
+    this.pool.set(pool);
+    this.maps.value = map;
+    this.lo.value = number(lo);
+    this.hi.value = number(hi);
+    const diff = difference && view === "compare";
+    const look = this.context.scale(diff);
+    const draw = this.ramp.getContext("2d")!;
+    for (let x = 0; x < this.ramp.width; x++) {
+      const t = x / (this.ramp.width - 1);
+      draw.fillStyle = css(diff ? colorAt("difference", t) : rampColor(look, t));
+      draw.fillRect(x, 0, 1, this.ramp.height);
+    }
+    this.ramp.title = diff ? "second less … first more" : `middle: ${show(weightAt(look, 0.5))}`;
+    const floor = el("i", { class: "swatch" });
+    floor.style.background = css(rampColor(look, 0));
+    this.swatches.replaceChildren(
+      el("span", { title: "not visible to this query" }, el("i", { class: "swatch masked" }), "masked"),
+      el("span", { title: "a weight of exactly 0" }, el("i", { class: "swatch zero" }), "0"),
+      el("span", { title: `above 0 and below ${show(lo)}` }, floor, `< ${show(lo)}`),
+    );
+  }
+}
+
+function bound(name: string): HTMLInputElement {
+  return el("input", { class: "bound", attrs: { type: "text", inputmode: "decimal", size: 6, "aria-label": name, spellcheck: "false" } });
+}
+
+function number(x: number): string {
+  return x >= 0.001 ? String(Number(x.toPrecision(3))) : x.toExponential().replace("e", "e");
+}
+
+// A few choices side by side, one of them on.
+export function segmented(name: string, choices: string[], choose: (choice: string) => void) {
+  const node = el("div", { class: "segmented", attrs: { role: "radiogroup", "aria-label": name } });
+  const buttons = choices.map((choice) => {
+    const button = el("button", { attrs: { type: "button", role: "radio" }, on: { click: () => choose(choice) } }, choice);
+    node.append(button);
+    return button;
+  });
+  node.addEventListener("keydown", (event) => {
+    const now = buttons.findIndex((button) => button.getAttribute("aria-checked") === "true");
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!by) return;
+    const next = (now + by + choices.length) % choices.length;
+    choose(choices[next]);
+    buttons[next].focus();
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  return {
+    node,
+    set(choice: string) {
+      buttons.forEach((button, i) => {
+        const on = choices[i] === choice;
+        button.setAttribute("aria-checked", String(on));
+        button.tabIndex = on ? 0 : -1;
+      });
+    },
+  };
+}

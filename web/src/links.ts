@@ -1,0 +1,207 @@
+// Two columns of tokens and lines between them, as wide and as dark as the weight. Short texts whole, long ones in part.
+
+import { show } from "./colors";
+import type { Context } from "./context";
+import { debounced, el, svg } from "./dom";
+import { sentence } from "./source";
+import { topOf } from "./text";
+
+const WHOLE = 256;
+const AROUND = 128;
+const LINE = 22;
+const TOP = 8;
+const LEAST = 0.02;
+const WIDE = 260;
+
+interface Line {
+  q: number;
+  k: number;
+  weight: number;
+}
+
+export class Links {
+  readonly node: HTMLElement;
+  private lines: SVGSVGElement = svg("svg", { class: "links-lines", "aria-hidden": "true" });
+  private left = el("ol", { class: "links-column left", attrs: { "aria-label": "queries" } });
+  private right = el("ol", { class: "links-column right", attrs: { "aria-label": "keys" } });
+  private far = el("div", { class: "links-far" });
+  private about = el("p", { class: "links-about" });
+  private found: Line[] = [];
+  private first = 0;
+  private stop = 0;
+  private keyStop = 0;
+  private asked = 0;
+  private visible = false;
+  private later = debounced(30, () => void this.load());
+
+  constructor(private context: Context) {
+    const frame = el("div", { class: "links-frame" }, this.left, this.lines, this.right);
+    this.node = el("div", { class: "links" }, this.about, this.far, el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, frame));
+    for (const [column, isQuery] of [[this.left, true], [this.right, false]] as const) {
+      column.addEventListener("pointerover", (event) => {
+        const i = place(event);
+        if (event.pointerType !== "touch") this.context.hover.set(i === null ? null : isQuery ? { q: i, k: null, cells: null, from: "links" } : { q: null, k: i, cells: null, from: "links" });
+      });
+      column.addEventListener("pointerleave", () => this.context.hover.set(null));
+      column.addEventListener("click", (event) => {
+        const i = place(event);
+        if (i === null) return;
+        if (isQuery && !event.altKey) this.context.pin(i, null, event.shiftKey);
+        else this.context.pinKey(i);
+      });
+    }
+    context.run.on(() => this.later());
+    context.tokens.on(() => this.later());
+    context.store.on(["layer", "head", "run", "q"], () => this.later());
+    context.store.on(["k"], () => this.mark());
+    context.hover.on(() => this.mark());
+    context.dark.on(() => this.mark());
+  }
+
+  show(visible: boolean): void {
+    this.visible = visible;
+    if (visible) void this.load();
+  }
+
+  // The lines as a drawing of its own.
+  drawing(): SVGSVGElement {
+    const run = this.context.run.value!;
+    const height = Math.max(this.stop - this.first, this.keyStop - this.first) * LINE;
+    const copy = svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${WIDE + 320} ${height}`, width: WIDE + 320, height });
+    const group = svg("g", { transform: "translate(160 0)" });
+    for (const line of this.lines.children) group.append(line.cloneNode(true));
+    copy.append(group);
+    const ink = this.context.dark.value ? "#eee" : "#222";
+    const keys = run.keyTokens(this.context.state.layer);
+    for (let i = this.first; i < this.stop; i++)
+      copy.append(svg("text", { x: 150, y: (i - this.first + 0.68) * LINE, "text-anchor": "end", "font-family": "sans-serif", "font-size": 13, fill: ink }, run.tokens.label(i)));
+    for (let i = this.first; i < this.keyStop; i++)
+      copy.append(svg("text", { x: WIDE + 170, y: (i - this.first + 0.68) * LINE, "font-family": "sans-serif", "font-size": 13, fill: ink }, keys.label(i)));
+    return copy;
+  }
+
+  private async load(): Promise<void> {
+    const run = this.context.run.value;
+    const { layer, head, q } = this.context.state;
+    if (!run || !this.visible || layer >= run.info.layers.length) return;
+    const info = run.layer(layer);
+    const whole = info.queries <= WHOLE && info.keys <= WHOLE;
+    const middle = q.length ? q[q.length - 1] : 0;
+    this.first = whole ? 0 : Math.max(0, Math.min(middle - AROUND / 2, info.queries - AROUND));
+    this.stop = whole ? info.queries : Math.min(this.first + AROUND, info.queries);
+    this.keyStop = whole ? info.keys : Math.min(this.first + AROUND, info.keys);
+    this.about.textContent = whole
+      ? `the ${TOP} strongest keys of every query, from ${LEAST} up`
+      : `tokens ${this.first.toLocaleString("en")} to ${(this.stop - 1).toLocaleString("en")} of ${info.queries.toLocaleString("en")}, around the pinned query; farther keys as chips`;
+    if (!info.exact) {
+      this.about.textContent = "q and k were not kept: watch with keep_qk=True to see links of a long text.";
+    }
+    this.columns();
+    const now = ++this.asked;
+    try {
+      // Rows of one tile, or of those that hold this part of the map.
+      const lines: Line[] = [];
+      for (let y = Math.floor(this.first / 256); y * 256 < this.stop; y++)
+        for (let x = Math.floor(this.first / 256); x * 256 < this.keyStop; x++) {
+          const ref = { run: run.id, rev: run.rev, layer, head, lq: 0, lk: 0, y, x, pool: "mean" as const };
+          const tile = this.context.loader.get(ref) ?? (await run.source.tile(ref, new AbortController().signal));
+          if (now !== this.asked) return;
+          if (!tile.values) continue;
+          for (let i = Math.max(this.first, y * 256); i < Math.min(this.stop, (y + 1) * 256); i++) {
+            const row = tile.values.subarray((i - y * 256) * 256, (i - y * 256 + 1) * 256);
+            for (const j of topOf(row, TOP))
+              if (row[j] >= LEAST && x * 256 + j >= this.first && x * 256 + j < this.keyStop) lines.push({ q: i, k: x * 256 + j, weight: row[j] });
+          }
+        }
+      this.found = strongest(lines);
+      this.draw();
+      await this.drawFar(whole, now);
+    } catch (error) {
+      if (now === this.asked) this.about.textContent = sentence(error);
+    }
+  }
+
+  private columns(): void {
+    const run = this.context.run.value!;
+    const keys = run.keyTokens(this.context.state.layer);
+    const item = (i: number, tokens: typeof keys) => el("li", { attrs: { "data-t": i } }, tokens.element(i, 18));
+    this.left.replaceChildren(...range(this.first, this.stop).map((i) => item(i, run.tokens)));
+    this.right.replaceChildren(...range(this.first, this.keyStop).map((i) => item(i, keys)));
+    this.mark();
+  }
+
+  private draw(): void {
+    const height = Math.max(this.stop - this.first, this.keyStop - this.first) * LINE;
+    this.lines.setAttribute("width", String(WIDE));
+    this.lines.setAttribute("height", String(height));
+    this.lines.replaceChildren(
+      ...this.found.map(({ q, k, weight }) => {
+        const [a, b] = [(q - this.first + 0.5) * LINE, (k - this.first + 0.5) * LINE];
+        const path = svg("path", { d: `M0 ${a}C${WIDE / 2} ${a} ${WIDE / 2} ${b} ${WIDE} ${b}`, fill: "none", "stroke-width": (0.6 + 3.4 * weight).toFixed(2), "stroke-opacity": Math.max(0.08, weight).toFixed(3), "data-q": q, "data-k": k });
+        path.append(svg("title", {}, show(weight)));
+        return path;
+      }),
+    );
+    this.mark();
+  }
+
+  // Keys of the pinned query that are not on the screen.
+  private async drawFar(whole: boolean, now: number): Promise<void> {
+    this.far.replaceChildren();
+    const run = this.context.run.value!;
+    const { layer, head, q } = this.context.state;
+    if (whole || !q.length) return;
+    const row = await run.row(layer, head, q);
+    if (now !== this.asked) return;
+    const keys = run.keyTokens(layer);
+    const chips = topOf(row, 24)
+      .filter((k) => row[k] >= LEAST && (k < this.first || k >= this.keyStop))
+      .map((k) =>
+        el(
+          "button",
+          { class: "chip-button far", attrs: { type: "button" }, on: { click: () => this.context.pinKey(k), pointerenter: () => this.context.hover.set({ q: null, k, cells: null, from: "links" }), pointerleave: () => this.context.hover.set(null) } },
+          keys.element(k),
+          el("span", { class: "position" }, ` @ ${k.toLocaleString("en")}`),
+          el("b", {}, ` ${show(row[k])}`),
+        ),
+      );
+    this.far.replaceChildren(...chips);
+  }
+
+  private mark(): void {
+    const { q, k } = this.context.state;
+    const hover = this.context.hover.value;
+    const queries = hover?.q !== null && hover?.q !== undefined ? [hover.q] : hover?.k !== null && hover?.k !== undefined ? [] : q;
+    const key = hover?.k ?? (hover?.q !== null && hover?.q !== undefined ? null : queries.length ? null : k);
+    for (const item of this.left.children as HTMLCollectionOf<HTMLElement>) {
+      item.classList.toggle("on", queries.includes(Number(item.dataset.t)));
+      item.classList.toggle("pinned", q.includes(Number(item.dataset.t)));
+    }
+    for (const item of this.right.children as HTMLCollectionOf<HTMLElement>) {
+      item.classList.toggle("on", key === Number(item.dataset.t));
+      item.classList.toggle("pinned", k === Number(item.dataset.t));
+    }
+    const any = queries.length > 0 || key !== null;
+    this.lines.classList.toggle("isolated", any);
+    for (const line of this.lines.children as HTMLCollectionOf<SVGPathElement>) {
+      const on = queries.length ? queries.includes(Number(line.dataset.q)) : key === Number(line.dataset.k);
+      line.classList.toggle("on", any && on);
+    }
+  }
+}
+
+// Per query at most eight, whichever tiles they came from.
+function strongest(lines: Line[]): Line[] {
+  const by = new Map<number, Line[]>();
+  for (const line of lines) by.set(line.q, [...(by.get(line.q) ?? []), line]);
+  return [...by.values()].flatMap((list) => list.sort((a, b) => b.weight - a.weight).slice(0, TOP));
+}
+
+function place(event: Event): number | null {
+  const item = (event.target as HTMLElement).closest<HTMLElement>("[data-t]");
+  return item ? Number(item.dataset.t) : null;
+}
+
+function range(first: number, stop: number): number[] {
+  return Array.from({ length: Math.max(0, stop - first) }, (_, i) => first + i);
+}

@@ -1,0 +1,295 @@
+// The page: header, Heads, the centre with its tabs, Text; and the keyboard.
+
+import "leaflet/dist/leaflet.css";
+import "./style.css";
+import { floorFor, show } from "./colors";
+import { Compare } from "./compare";
+import { Context } from "./context";
+import { debounced, el } from "./dom";
+import { ExportDialog } from "./export";
+import { Header } from "./header";
+import { Heads } from "./heads";
+import { Help } from "./help";
+import { Links } from "./links";
+import { MapCentre } from "./mapcentre";
+import type { MapView } from "./mapview";
+import { sentence } from "./source";
+import { type Panel, type View, VIEWS } from "./state";
+import { StepsView } from "./steps";
+import { TextView } from "./text";
+
+const NAMES: Record<View, string> = { map: "Map", links: "Links", steps: "Steps", compare: "Compare" };
+
+class App {
+  private context = new Context();
+  private live = el("div", { class: "visually-hidden", attrs: { "aria-live": "polite", role: "status" } });
+  private notice = el("div", { class: "notice", attrs: { hidden: true, role: "status" } });
+  private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
+  private say = debounced(300, (text: string) => (this.live.textContent = text));
+  private help = new Help();
+  private header = new Header(this.context, { share: () => this.share(), export: () => this.exports.open(), help: () => this.help.open() });
+  private heads = new Heads(this.context);
+  private text = new TextView(this.context);
+  private map = new MapCentre(this.context, this.say);
+  private links = new Links(this.context);
+  private steps = new StepsView(this.context);
+  private compare = new Compare(this.context, () => this.header.runs, this.say);
+  private exports = new ExportDialog(this.context, () => this.activeMap(), () => this.links);
+  private tabs = el("div", { class: "tabs", attrs: { role: "tablist", "aria-label": "views" } });
+  private views = el("div", { class: "views" });
+  private centre = el("main", { class: "centre", attrs: { id: "centre" } }, this.tabs, this.views);
+  private panels = el("nav", { class: "panels", attrs: { "aria-label": "views" } });
+  private root = el("div", { class: "app empty" });
+
+  async start(): Promise<void> {
+    const host = document.getElementById("app")!;
+    for (const view of VIEWS) this.tabs.append(this.tab(view));
+    this.views.append(this.map.node, this.links.node, this.steps.node, this.compare.node);
+    this.panels.append(...this.panelButtons());
+    const skip = el("a", { class: "skip", attrs: { href: "#centre" }, on: { click: (event: Event) => { event.preventDefault(); this.map.view.surface.focus(); } } }, "skip to the map");
+    const handle = el("button", { class: "rail-handle", attrs: { type: "button", "aria-expanded": "false", "aria-controls": "heads" } }, "Heads");
+    handle.addEventListener("click", () => this.openRail(!this.root.classList.contains("rail-open")));
+    this.heads.node.addEventListener("chosen", () => this.openRail(false));
+    this.root.append(skip, this.header.node, this.header.progress, this.header.composerNode, this.sentence, handle, this.heads.node, this.centre, this.text.node, this.panels, this.notice, this.live, this.help.node, this.exports.node);
+    host.replaceChildren(this.root);
+    if (!this.context.source.live) this.frozen();
+    this.follow();
+    document.addEventListener("keydown", (event) => this.key(event));
+    this.showPanel("text");
+    this.showView();
+    try {
+      await this.header.load();
+      await this.arrive();
+    } catch (error) {
+      this.fail(sentence(error));
+    }
+  }
+
+  // A report: it says what it holds and what it lacks.
+  private frozen(): void {
+    this.root.classList.add("frozen");
+    const text = "A report: every head as a thumbnail, chosen heads in up to 512 bins a side, weights right to 3.3 %. It lacks steps, rollout and new texts: sightline serve has them.";
+    this.sentence.before(el("p", { class: "report-note" }, text));
+  }
+
+  private async arrive(): Promise<void> {
+    const { state, notices } = this.context.addressed();
+    const known = this.header.runs.some((run) => run.id === state.run);
+    if (state.run && known) {
+      await this.openAddress(state.run, notices);
+      return;
+    }
+    if (state.run) notices.push("the run of this address is not here");
+    if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
+    else this.header.invite();
+    if (notices.length) this.context.notice.set(notices.join("; "));
+  }
+
+  // An address is opened as it says; what cannot be is put right.
+  private async openAddress(id: string, notices: string[]): Promise<void> {
+    const { state } = this.context.addressed();
+    await this.context.open(id);
+    const run = this.context.run.value;
+    if (!run) return;
+    const fitted = this.context.fit(run, { lo: floorFor(run.longest), hi: 1, ...state });
+    this.context.store.replace(fitted.state);
+    notices.push(...fitted.notices);
+    if (notices.length) this.context.notice.set(notices.join("; "));
+  }
+
+  private follow(): void {
+    const { context } = this;
+    context.run.on((run) => this.root.classList.toggle("empty", !run));
+    context.store.on(["view"], () => this.showView());
+    context.notice.on((text) => {
+      if (!text) return;
+      this.notice.textContent = text;
+      this.notice.hidden = false;
+      window.setTimeout(() => {
+        this.notice.hidden = true;
+        context.notice.set("");
+      }, 6000);
+    });
+    const tell = debounced(30, () => void this.state());
+    context.store.on(["layer", "head", "q", "k", "run"], tell);
+    context.hover.on(tell);
+    context.tokens.on(tell);
+    context.portraits.on(tell);
+  }
+
+  // "they" → "kids" 0.814 layer 3 head 1
+  private async state(): Promise<void> {
+    const { context } = this;
+    const run = context.run.value;
+    const { layer, head, q, k } = context.state;
+    if (!run || layer >= run.info.layers.length) return;
+    const hover = context.hover.value;
+    const queries = hover?.q !== null && hover?.q !== undefined ? [hover.q] : q;
+    const key = hover?.k ?? (hover?.q !== null && hover?.q !== undefined && hover.from !== "map" ? null : k);
+    const where = el("span", { class: "where" }, run.name(layer, head));
+    const keys = run.keyTokens(layer);
+    const parts: Node[] = [];
+    queries.slice(0, 4).forEach((query, i) => {
+      if (i) parts.push(document.createTextNode(" + "));
+      parts.push(el("q", {}, run.tokens.element(query, 24)));
+    });
+    if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
+    if (key !== null && key < keys.length) parts.push(el("span", { class: "arrow" }, " → "), el("q", {}, keys.element(key, 24)));
+    if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
+    const weight = el("b", { class: "weight" });
+    this.sentence.replaceChildren(...parts, weight, where);
+    if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
+      try {
+        const row = await run.row(layer, head, queries);
+        if (weight.isConnected) weight.textContent = (context.source.live ? "" : "about ") + show(row[key]);
+      } catch {
+        // the sentence stands without its number
+      }
+    }
+  }
+
+  private tab(view: View): HTMLElement {
+    return el("button", { attrs: { type: "button", role: "tab", id: `tab-${view}`, "aria-controls": `view-${view}`, "data-view": view }, on: { click: () => this.context.store.push({ view }) } }, NAMES[view]);
+  }
+
+  private showView(): void {
+    const { view } = this.context.state;
+    const nodes: Record<View, HTMLElement> = { map: this.map.node, links: this.links.node, steps: this.steps.node, compare: this.compare.node };
+    for (const name of VIEWS) {
+      nodes[name].hidden = name !== view;
+      nodes[name].id = `view-${name}`;
+      nodes[name].setAttribute("role", "tabpanel");
+      nodes[name].setAttribute("aria-labelledby", `tab-${name}`);
+    }
+    if (view === "compare") this.compare.node.append(this.map.legend.node);
+    else this.map.node.append(this.map.legend.node);
+    for (const tab of this.tabs.children as HTMLCollectionOf<HTMLElement>) {
+      const on = tab.dataset.view === view;
+      tab.setAttribute("aria-selected", String(on));
+      tab.tabIndex = on ? 0 : -1;
+    }
+    this.links.show(view === "links");
+    this.steps.show(view === "steps");
+    this.compare.show(view === "compare");
+  }
+
+  private panelButtons(): HTMLElement[] {
+    const names: [Panel, string][] = [["text", "Text"], ["centre", "Map"], ["heads", "Heads"], ["more", "More"]];
+    return names.map(([panel, name]) => el("button", { attrs: { type: "button", "data-panel": panel }, on: { click: () => this.showPanel(panel) } }, name));
+  }
+
+  // On a phone one panel at a time; "More" are the views beside the map.
+  private showPanel(panel: Panel): void {
+    this.root.dataset.panel = panel === "more" ? "centre" : panel;
+    this.root.dataset.more = String(panel === "more");
+    for (const button of this.panels.children as HTMLCollectionOf<HTMLElement>) button.setAttribute("aria-current", String(button.dataset.panel === panel));
+    if (panel === "centre" && this.context.state.view !== "map") this.context.store.replace({ view: "map" });
+    if (panel === "more" && this.context.state.view === "map") this.context.store.replace({ view: "links" });
+  }
+
+  private openRail(open: boolean): void {
+    this.root.classList.toggle("rail-open", open);
+    this.root.querySelector(".rail-handle")?.setAttribute("aria-expanded", String(open));
+    if (open) this.heads.focus();
+  }
+
+  private activeMap(): MapView | null {
+    const { view } = this.context.state;
+    if (view === "map") return this.map.view;
+    return view === "compare" ? (this.compare.views[0] ?? null) : null;
+  }
+
+  private share(): void {
+    const address = this.context.store.address();
+    navigator.clipboard?.writeText(address).then(
+      () => this.context.notice.set("the address of this view is copied"),
+      () => this.context.notice.set(address),
+    );
+  }
+
+  private fail(text: string): void {
+    const retry = el("button", { class: "button", attrs: { type: "button" }, on: { click: () => location.reload() } }, "Retry");
+    this.root.append(el("div", { class: "down", attrs: { role: "alert" } }, el("p", {}, text), retry));
+  }
+
+  private key(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog")) return;
+    if (event.key === "Escape") {
+      if (this.root.classList.contains("rail-open")) this.openRail(false);
+      else this.context.release();
+      return;
+    }
+    const { context } = this;
+    const map = this.activeMap();
+    const onMap = target.closest(".surface") !== null || target === document.body;
+    const arrows: Record<string, [number, number]> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    if (event.key in arrows && target.getAttribute("role") === "tab") return this.moveTab(event);
+    if (event.key in arrows && onMap && map) {
+      map.step(...arrows[event.key]);
+      return event.preventDefault();
+    }
+    if (event.key === "Enter" && target.closest(".surface") && map) return map.pinCursor(event);
+    if (event.key === "Backspace") {
+      history.back();
+      return event.preventDefault();
+    }
+    if (!this.help.keysOn) return;
+    const act = this.shortcuts(map)[event.key];
+    if (!act || !context.run.value) return;
+    act();
+    event.preventDefault();
+  }
+
+  private shortcuts(map: MapView | null): Record<string, () => void> {
+    const { context } = this;
+    const { state } = context;
+    const log = () => context.store.push({ scale: state.scale === "log" ? "linear" : "log" });
+    const pool = () => context.store.push({ pool: state.pool === "mean" ? "max" : "mean" });
+    const diagonal = () => context.store.push({ diagonal: !state.diagonal });
+    const rollout = () => context.store.push({ shade: state.shade === "rollout" ? "looks" : "rollout" });
+    const steps = () => this.go("steps");
+    const both = (key: string, act: () => void) => ({ [key]: act, [key.toUpperCase()]: act });
+    return {
+      "1": () => this.go("map"),
+      "2": () => { this.showPanel("heads"); this.openRail(true); this.heads.focus(); },
+      "3": () => { this.showPanel("text"); this.text.focus(); },
+      "4": () => this.go("links"),
+      "5": steps,
+      "6": () => this.go("compare"),
+      "[": () => context.moveHead(0, -1),
+      "]": () => context.moveHead(0, 1),
+      "{": () => context.moveHead(-1, 0),
+      "}": () => context.moveHead(1, 0),
+      "+": () => map?.zoomBy(1),
+      "=": () => map?.zoomBy(1),
+      "-": () => map?.zoomBy(-1),
+      "0": () => map?.whole(true),
+      "/": () => { this.showPanel("text"); this.text.openFind(); },
+      "?": () => this.help.open(),
+      ...both("l", log),
+      ...both("m", pool),
+      ...both("d", diagonal),
+      ...both("f", () => this.map.fitColours()),
+      ...both("r", rollout),
+      ...both("s", steps),
+      ...both("e", () => this.exports.open()),
+    };
+  }
+
+  private go(view: View): void {
+    this.showPanel(view === "map" ? "centre" : "more");
+    this.context.store.push({ view });
+  }
+
+  private moveTab(event: KeyboardEvent): void {
+    const list = [...(event.target as HTMLElement).parentElement!.children] as HTMLElement[];
+    const by = event.key === "ArrowRight" || event.key === "ArrowDown" ? 1 : -1;
+    const next = list[(list.indexOf(event.target as HTMLElement) + by + list.length) % list.length];
+    next.focus();
+    next.click();
+    event.preventDefault();
+  }
+}
+
+void new App().start();

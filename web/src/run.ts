@@ -1,0 +1,118 @@
+// A run that is open in the page: what is known of it, fetched once.
+
+import { thumbWeight } from "./colors";
+import type { LayerInfo, Measure, Portraits, RunInfo, Source } from "./source";
+import { Tokens } from "./tokens";
+
+export const THUMB = 64;
+
+export class OpenRun {
+  readonly tokens: Tokens;
+  readonly memory: Tokens | null;
+  portraits: Portraits | null = null;
+  private thumbBytes: Uint8Array | null = null;
+  private starts: number[] = [];
+  private rows = new Map<string, Promise<Float32Array>>();
+
+  constructor(
+    readonly source: Source,
+    readonly info: RunInfo,
+  ) {
+    this.tokens = Tokens.of(source, info.id, info.revision, info.tokens, false);
+    this.memory = info.memory_tokens === null ? null : Tokens.of(source, info.id, info.revision, info.memory_tokens, true);
+    let start = 0;
+    for (const layer of info.layers) {
+      this.starts.push(start);
+      start += layer.heads;
+    }
+  }
+
+  get id(): string {
+    return this.info.id;
+  }
+
+  get rev(): number {
+    return this.info.revision;
+  }
+
+  layer(index: number): LayerInfo {
+    return this.info.layers[Math.min(index, this.info.layers.length - 1)];
+  }
+
+  keyTokens(layer: number): Tokens {
+    return this.layer(layer).cross && this.memory ? this.memory : this.tokens;
+  }
+
+  get longest(): number {
+    return Math.max(...this.info.layers.map((layer) => layer.keys));
+  }
+
+  async loadPortraits(): Promise<void> {
+    this.portraits = await this.source.portraits(this.id, this.rev);
+  }
+
+  async loadThumbs(): Promise<boolean> {
+    const { bytes, estimate } = await this.source.thumbs(this.id, this.rev);
+    this.thumbBytes = bytes;
+    return estimate;
+  }
+
+  thumb(layer: number, head: number): Uint8Array | null {
+    if (!this.thumbBytes) return null;
+    const start = (this.starts[layer] + head) * THUMB * THUMB;
+    return this.thumbBytes.subarray(start, start + THUMB * THUMB);
+  }
+
+  // How many of the 64 bins the map fills, each way.
+  thumbSize(layer: number): [number, number] {
+    const { queries, keys } = this.layer(layer);
+    return [queries, keys].map((n) => Math.ceil(n / 2 ** Math.max(0, Math.ceil(Math.log2(n / THUMB))))) as [number, number];
+  }
+
+  thumbLargest(layer: number, head: number): number {
+    const thumb = this.thumb(layer, head);
+    return thumb ? thumbWeight(thumb.reduce((a, b) => Math.max(a, b), 0)) : NaN;
+  }
+
+  measure(layer: number, head: number, name: Measure): number | null {
+    return this.portraits?.heads[layer]?.[head]?.[name] ?? null;
+  }
+
+  name(layer: number, head: number): string {
+    return `layer ${layer} head ${this.layer(layer).numbers[head] ?? head}`;
+  }
+
+  short(layer: number, head: number): string {
+    return `L${layer} H${this.layer(layer).numbers[head] ?? head}`;
+  }
+
+  // A row, kept: views ask for the same one at the same time.
+  row(layer: number, head: number, q: number[]): Promise<Float32Array> {
+    return this.kept(`r${layer}/${head}/${q.join()}`, () => this.source.row(this.id, this.rev, layer, head, q));
+  }
+
+  column(layer: number, head: number, k: number): Promise<Float32Array> {
+    return this.kept(`c${layer}/${head}/${k}`, () => this.source.column(this.id, this.rev, layer, head, [k]));
+  }
+
+  tracks(layer: number, head: number): Promise<Float32Array> {
+    return this.kept(`t${layer}/${head}`, () => this.source.tracks(this.id, this.rev, layer, head));
+  }
+
+  rollout(q: number[]): Promise<Float32Array> {
+    return this.kept(`o${q.join()}`, () => this.source.rollout(this.id, this.rev, q));
+  }
+
+  private kept(key: string, fetch: () => Promise<Float32Array>): Promise<Float32Array> {
+    let found = this.rows.get(key);
+    if (found) {
+      this.rows.delete(key);
+    } else {
+      found = fetch();
+      found.catch(() => this.rows.delete(key));
+    }
+    this.rows.set(key, found);
+    if (this.rows.size > 48) this.rows.delete(this.rows.keys().next().value!);
+    return found;
+  }
+}

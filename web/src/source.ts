@@ -1,0 +1,287 @@
+// Where numbers come from. Views know only this interface; the server is one carrier of it.
+
+export interface LayerInfo {
+  index: number;
+  name: string;
+  heads: number;
+  numbers: number[];
+  queries: number;
+  keys: number;
+  cross: boolean;
+  exact: boolean;
+  causal: boolean;
+  normalizer: string;
+  floor: [number, number] | null;
+}
+
+export interface RunInfo {
+  id: string;
+  state: string;
+  model: string | null;
+  origin: string;
+  title: string;
+  text: string;
+  tokens: number;
+  memory_tokens: number | null;
+  layers: LayerInfo[];
+  revision: number;
+  growing: boolean;
+}
+
+export interface RunShort {
+  id: string;
+  model: string | null;
+  origin: string;
+  title: string;
+  tokens: number;
+  growing: boolean;
+  revision: number;
+}
+
+export interface OrderInfo {
+  id: string;
+  state: string;
+  stage: string;
+  done: number;
+  total: number;
+  position: number;
+  problem: Problem | null;
+  model: string;
+  title: string;
+}
+
+export interface Limits {
+  text_bytes: number;
+  runs: number;
+  models: { name: string; title: string; causal?: boolean }[];
+}
+
+export interface Portraits {
+  heads: Record<Measure, number | null>[][];
+  similar: [number, number, number][][][];
+  first: [number, number];
+  complete: boolean;
+}
+
+export type Measure = "entropy" | "spread" | "focus" | "first" | "previous" | "same" | "distance" | "induction";
+export type Pool = "mean" | "max" | "sum";
+
+export interface TokenPage {
+  from: number;
+  to: number;
+  texts: string[];
+  kinds: number[];
+}
+
+export interface TileRef {
+  run: string;
+  rev: number;
+  layer: number;
+  head: number;
+  lq: number;
+  lk: number;
+  y: number;
+  x: number;
+  pool: Pool;
+}
+
+export interface TileData {
+  values: Float32Array | null; // null: the mask hides all of it
+  estimate: boolean;
+}
+
+export interface CellPeek {
+  query: number;
+  key: number;
+  visible: boolean;
+  weight: number | null;
+  rank?: number;
+  of?: number;
+  score?: number | null;
+  entropy: number | null;
+}
+
+export interface PatchPeek {
+  visible: number;
+  cells: number;
+  mean?: number;
+  max?: number;
+  at?: [number, number];
+}
+
+export interface StepsColumn {
+  name: string;
+  heading: string;
+  symbol: string;
+  kind: "vector" | "number" | "weight";
+}
+
+export interface StepsTable {
+  query: number;
+  label: string;
+  columns: StepsColumn[];
+  lines: ({ label: string; key: number | null; hidden: boolean } & Record<string, unknown>)[];
+  q: number[];
+  total: number;
+  sum: number[] | null;
+  output: number[] | null;
+  difference: number | null;
+  has_values: boolean;
+  python?: string;
+  python_key?: number;
+  projection?: number[];
+}
+
+export interface Problem {
+  error: string;
+  expected: string;
+  got: string;
+  try: string;
+}
+
+// What the server said, or that there was none.
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    readonly problem: Problem,
+    readonly retryAfter = 0,
+  ) {
+    super(problem.error);
+  }
+  get sentence(): string {
+    const { error, try: hint } = this.problem;
+    return hint ? `${error}. Try: ${hint}` : error;
+  }
+}
+
+export interface Source {
+  readonly live: boolean; // whether a server is behind it, with exact numbers
+  floor?(layer: number, head: number): [number, number] | null;
+  limits(): Promise<Limits>;
+  runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[] }>;
+  run(id: string): Promise<RunInfo>;
+  order(text: string, model: string, generate: number): Promise<{ id: string; position: number }>;
+  close(id: string): Promise<void>;
+  events(id: string, told: (order: OrderInfo) => void): () => void;
+  tokens(run: string, rev: number, from: number, to: number, memory: boolean): Promise<TokenPage>;
+  portraits(run: string, rev: number): Promise<Portraits>;
+  thumbs(run: string, rev: number): Promise<{ bytes: Uint8Array; estimate: boolean }>;
+  tile(tile: TileRef, signal: AbortSignal): Promise<TileData>;
+  row(run: string, rev: number, layer: number, head: number, q: number[], signal?: AbortSignal): Promise<Float32Array>;
+  column(run: string, rev: number, layer: number, head: number, k: number[], signal?: AbortSignal): Promise<Float32Array>;
+  tracks(run: string, rev: number, layer: number, head: number): Promise<Float32Array>;
+  peek(run: string, rev: number, layer: number, head: number, rows: string, cols: string, signal?: AbortSignal): Promise<CellPeek | PatchPeek>;
+  link(run: string, rev: number, layer: number, head: number): Promise<[number, number, number] | null>;
+  rollout(run: string, rev: number, q: number[], signal?: AbortSignal): Promise<Float32Array>;
+  steps(run: string, rev: number, layer: number, head: number, q: number, top: number, k: number | null): Promise<StepsTable>;
+  exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string;
+}
+
+export class HttpSource implements Source {
+  readonly live = true;
+
+  limits(): Promise<Limits> {
+    return this.json("/api/limits");
+  }
+  runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[] }> {
+    return this.json("/api/runs");
+  }
+  run(id: string): Promise<RunInfo> {
+    return this.json(`/api/runs/${encodeURIComponent(id)}`);
+  }
+  order(text: string, model: string, generate: number): Promise<{ id: string; position: number }> {
+    const body = JSON.stringify(generate ? { text, model, generate } : { text, model });
+    return this.json("/api/runs", { method: "POST", body, headers: { "content-type": "application/json" } });
+  }
+  async close(id: string): Promise<void> {
+    await this.ask(`/api/runs/${id}`, { method: "DELETE" });
+  }
+  events(id: string, told: (order: OrderInfo) => void): () => void {
+    const stream = new EventSource(`/api/runs/${id}/events`);
+    stream.onmessage = (event) => {
+      const order = JSON.parse(event.data) as OrderInfo;
+      if (["done", "failed", "cancelled"].includes(order.state)) stream.close();
+      told(order);
+    };
+    return () => stream.close();
+  }
+  tokens(run: string, rev: number, from: number, to: number, memory: boolean): Promise<TokenPage> {
+    return this.json(`/api/runs/${run}/tokens?from=${from}&to=${to}&of=${memory ? "memory" : "text"}&rev=${rev}`);
+  }
+  portraits(run: string, rev: number): Promise<Portraits> {
+    return this.json(`/api/runs/${run}/portraits?rev=${rev}`);
+  }
+  async thumbs(run: string, rev: number): Promise<{ bytes: Uint8Array; estimate: boolean }> {
+    const answer = await this.ask(`/api/runs/${run}/thumbs?rev=${rev}`);
+    const estimate = answer.headers.get("x-sightline-estimate") !== null;
+    return { bytes: new Uint8Array(await answer.arrayBuffer()), estimate };
+  }
+  async tile(t: TileRef, signal: AbortSignal): Promise<TileData> {
+    const path = `/api/runs/${t.run}/tiles/${t.layer}/${t.head}/${t.lq}/${t.lk}/${t.y}/${t.x}?pool=${t.pool}&rev=${t.rev}`;
+    const answer = await this.ask(path, { signal });
+    if (answer.status === 204) return { values: null, estimate: false };
+    const estimate = answer.headers.get("x-sightline-estimate") !== null;
+    return { values: new Float32Array(await answer.arrayBuffer()), estimate };
+  }
+  row(run: string, rev: number, layer: number, head: number, q: number[], signal?: AbortSignal): Promise<Float32Array> {
+    return this.floats(`/api/runs/${run}/rows/${layer}/${head}?q=${q.join(",")}&rev=${rev}`, signal);
+  }
+  column(run: string, rev: number, layer: number, head: number, k: number[], signal?: AbortSignal): Promise<Float32Array> {
+    return this.floats(`/api/runs/${run}/columns/${layer}/${head}?k=${k.join(",")}&rev=${rev}`, signal);
+  }
+  tracks(run: string, rev: number, layer: number, head: number): Promise<Float32Array> {
+    return this.floats(`/api/runs/${run}/tracks/${layer}/${head}?rev=${rev}`);
+  }
+  peek(run: string, rev: number, layer: number, head: number, rows: string, cols: string, signal?: AbortSignal): Promise<CellPeek | PatchPeek> {
+    return this.json(`/api/runs/${run}/peek/${layer}/${head}?rows=${rows}&cols=${cols}&rev=${rev}`, { signal });
+  }
+  async link(run: string, rev: number, layer: number, head: number): Promise<[number, number, number] | null> {
+    const found = await this.json<{ link: [number, number, number] | null }>(`/api/runs/${run}/peek/${layer}/${head}?rev=${rev}`);
+    return found.link;
+  }
+  rollout(run: string, rev: number, q: number[], signal?: AbortSignal): Promise<Float32Array> {
+    return this.floats(`/api/runs/${run}/rollout?q=${q.join(",")}&rev=${rev}`, signal);
+  }
+  steps(run: string, rev: number, layer: number, head: number, q: number, top: number, k: number | null): Promise<StepsTable> {
+    const key = k === null ? "" : `&k=${k}`;
+    return this.json(`/api/runs/${run}/steps/${layer}/${head}?q=${q}&top=${top}${key}&rev=${rev}`);
+  }
+  exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string {
+    const rectangle = format === "html" ? "" : `&rows=${rows}&cols=${cols}`;
+    return `/api/runs/${run}/export?format=${format}&layer=${layer}&head=${head}${rectangle}`;
+  }
+
+  private async floats(path: string, signal?: AbortSignal): Promise<Float32Array> {
+    return new Float32Array(await (await this.ask(path, { signal })).arrayBuffer());
+  }
+
+  private async json<T>(path: string, options: RequestInit = {}): Promise<T> {
+    return (await (await this.ask(path, options)).json()) as T;
+  }
+
+  private async ask(path: string, options: RequestInit = {}): Promise<Response> {
+    let answer: Response;
+    try {
+      answer = await fetch(path, options);
+    } catch (error) {
+      if (error instanceof DOMException && error.name === "AbortError") throw error;
+      throw new Refused(0, { error: "The server does not answer", expected: "", got: "", try: "start it again, then Retry" });
+    }
+    if (answer.ok) return answer;
+    let problem: Problem = { error: `The server says ${answer.status}`, expected: "", got: "", try: "" };
+    try {
+      problem = { ...problem, ...((await answer.json()) as Partial<Problem>) };
+    } catch {
+      // not JSON: the status is all there is
+    }
+    throw new Refused(answer.status, problem, Number(answer.headers.get("retry-after") ?? 0));
+  }
+}
+
+export function aborted(error: unknown): boolean {
+  return error instanceof DOMException && error.name === "AbortError";
+}
+
+export function sentence(error: unknown): string {
+  return error instanceof Refused ? error.sentence : error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,190 @@
+// What is looked at, in one object, kept in the address: a link shows exactly this.
+
+import type { MapName, ScaleName } from "./colors";
+import { Signal } from "./signals";
+import type { Pool } from "./source";
+
+export type View = "map" | "links" | "steps" | "compare";
+export type Panel = "text" | "centre" | "heads" | "more";
+export type Shade = "looks" | "looked" | "received" | "rollout";
+
+export interface Place {
+  row: number;
+  col: number;
+  zoom: number;
+}
+
+export interface Other {
+  run: string;
+  layer: number;
+  head: number;
+}
+
+export interface State {
+  run: string | null;
+  view: View;
+  layer: number;
+  head: number;
+  q: number[];
+  k: number | null;
+  at: Place | null; // null: the whole map
+  pool: Pool;
+  scale: ScaleName;
+  lo: number;
+  hi: number;
+  map: MapName;
+  shade: Shade;
+  other: Other | null;
+  difference: boolean;
+  diagonal: boolean;
+}
+
+export const START: State = {
+  run: null,
+  view: "map",
+  layer: 0,
+  head: 0,
+  q: [],
+  k: null,
+  at: null,
+  pool: "mean",
+  scale: "log",
+  lo: 1e-4,
+  hi: 1,
+  map: "magma",
+  shade: "looks",
+  other: null,
+  difference: false,
+  diagonal: true,
+};
+
+export const VIEWS: View[] = ["map", "links", "steps", "compare"];
+export const SHADES: Shade[] = ["looks", "looked", "received", "rollout"];
+export const MAPS: MapName[] = ["magma", "viridis", "cividis", "grey"];
+const VERSION = "1";
+
+export function encode(state: State): string {
+  const parts: string[] = [`v=${VERSION}`];
+  const put = (name: string, value: string | number) => parts.push(`${name}=${value}`);
+  if (state.run) put("run", state.run);
+  put("view", state.view);
+  put("L", state.layer);
+  put("H", state.head);
+  if (state.q.length) put("q", state.q.join(","));
+  if (state.k !== null) put("k", state.k);
+  if (state.at) put("at", [state.at.row, state.at.col, state.at.zoom].map(short).join(","));
+  put("pool", state.pool);
+  put("scale", state.scale);
+  put("lo", state.lo);
+  put("hi", state.hi);
+  put("map", state.map);
+  if (state.shade !== "looks") put("shade", state.shade);
+  if (state.other) put("with", `${state.other.run},${state.other.layer},${state.other.head}`);
+  if (state.difference) put("diff", 1);
+  if (!state.diagonal) put("diag", 0);
+  return `#${parts.join("&")}`;
+}
+
+// What an address says, as far as it can be understood; the notices name what could not.
+export function decode(hash: string): { state: Partial<State>; notices: string[] } {
+  const state: Partial<State> = {};
+  const notices: string[] = [];
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const version = given.get("v");
+  if (version !== null && version !== VERSION) notices.push(`this address is of version ${version}`);
+  const oneOf = <T extends string>(name: string, known: readonly T[], set: (value: T) => void) => {
+    const value = given.get(name);
+    if (value === null) return;
+    if ((known as readonly string[]).includes(value)) set(value as T);
+    else notices.push(`${name}=${value.slice(0, 20)} is not known`);
+  };
+  const number = (name: string, set: (value: number) => void, whole = true) => {
+    const value = given.get(name);
+    if (value === null) return;
+    const x = Number(value);
+    if (value !== "" && Number.isFinite(x) && x >= 0 && (!whole || Number.isInteger(x))) set(x);
+    else notices.push(`${name}=${value.slice(0, 20)} is not a number that fits`);
+  };
+  const run = given.get("run");
+  if (run !== null && /^[\w-]{1,64}$/.test(run)) state.run = run;
+  oneOf("view", VIEWS, (value) => (state.view = value));
+  oneOf("pool", ["mean", "max"] as const, (value) => (state.pool = value));
+  oneOf("scale", ["log", "linear"] as const, (value) => (state.scale = value));
+  oneOf("map", MAPS, (value) => (state.map = value));
+  oneOf("shade", SHADES, (value) => (state.shade = value));
+  number("L", (value) => (state.layer = value));
+  number("H", (value) => (state.head = value));
+  number("k", (value) => (state.k = value));
+  number("lo", (value) => (state.lo = value), false);
+  number("hi", (value) => (state.hi = value), false);
+  const q = given.get("q");
+  if (q !== null) {
+    const list = q.split(",").map(Number);
+    if (list.every((x) => Number.isInteger(x) && x >= 0)) state.q = [...new Set(list)].slice(0, 64);
+    else notices.push(`q=${q.slice(0, 20)} is not understood`);
+  }
+  const at = given.get("at")?.split(",").map(Number);
+  if (at) {
+    if (at.length === 3 && at.every(Number.isFinite)) state.at = { row: at[0], col: at[1], zoom: at[2] };
+    else notices.push("the place on the map is not understood");
+  }
+  const other = given.get("with")?.split(",");
+  if (other?.length === 3 && /^[\w-]{1,64}$/.test(other[0]) && Number.isInteger(+other[1]) && Number.isInteger(+other[2]))
+    state.other = { run: other[0], layer: +other[1], head: +other[2] };
+  if (given.get("diff") === "1") state.difference = true;
+  if (given.get("diag") === "0") state.diagonal = false;
+  return { state, notices };
+}
+
+function short(x: number): string {
+  return String(Math.round(x * 100) / 100);
+}
+
+export class Store {
+  readonly signal: Signal<State>;
+
+  constructor() {
+    this.signal = new Signal(START);
+    window.addEventListener("popstate", () => this.arrive());
+  }
+
+  get now(): State {
+    return this.signal.value;
+  }
+
+  // A step that Back undoes; panning and hovering replace instead.
+  push(change: Partial<State>): void {
+    this.change(change, true);
+  }
+
+  replace(change: Partial<State>): void {
+    this.change(change, false);
+  }
+
+  // Listen to some of the state only.
+  on(keys: (keyof State)[], listener: (state: State, before: State) => void): () => void {
+    return this.signal.on((state, before) => {
+      if (keys.some((key) => !same(state[key], before[key]))) listener(state, before);
+    });
+  }
+
+  address(): string {
+    return location.href.replace(/#.*$/, "") + encode(this.now);
+  }
+
+  private change(change: Partial<State>, push: boolean): void {
+    const next = { ...this.now, ...change };
+    const hash = encode(next);
+    if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
+    this.signal.set(next);
+  }
+
+  private arrive(): void {
+    const { state } = decode(location.hash);
+    this.signal.set({ ...START, lo: this.now.lo, hi: this.now.hi, ...state, run: state.run ?? this.now.run });
+  }
+}
+
+function same(a: unknown, b: unknown): boolean {
+  return a === b || JSON.stringify(a) === JSON.stringify(b);
+}

@@ -1,0 +1,85 @@
+// Tokens as text on the page: spaces made visible, special ones as chips, bytes as hex. Never as HTML.
+
+import { el } from "./dom";
+import type { Source, TokenPage } from "./source";
+
+export const SPECIAL = 1;
+export const BYTES = 2;
+export const GLUED = 4;
+export const NEW_LINE = 8;
+const PAGE = 16384;
+const LONGEST = 14;
+
+const SIGNS: Record<string, string> = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u00a0": "⍽" };
+
+// Whitespace made visible. A single leading space is what most tokens of some models have: it is left out of labels.
+export function visible(text: string): string {
+  const inner = text.length > 1 && text[0] === " " && text[1] !== " " ? text.slice(1) : text;
+  return inner.replace(/[ \n\t\r\u00a0]/g, (sign) => SIGNS[sign]) || "∅";
+}
+
+export function short(text: string, most = LONGEST): string {
+  const signs = [...visible(text)];
+  return signs.length > most ? `${signs.slice(0, most - 1).join("")}…` : signs.join("");
+}
+
+// All tokens of a run, fetched page by page, those of one axis.
+export class Tokens {
+  readonly texts: string[];
+  readonly kinds: number[];
+  private pages = new Map<number, Promise<void>>();
+
+  constructor(
+    readonly length: number,
+    private fetchPage: (from: number, to: number) => Promise<TokenPage>,
+  ) {
+    this.texts = new Array<string>(length).fill("");
+    this.kinds = new Array<number>(length).fill(0);
+  }
+
+  static of(source: Source, run: string, rev: number, length: number, memory: boolean): Tokens {
+    return new Tokens(length, (from, to) => source.tokens(run, rev, from, to, memory));
+  }
+
+  // All of them; the first page comes first.
+  async load(arrived: () => void): Promise<void> {
+    for (let from = 0; from < this.length; from += PAGE) {
+      await this.page(from);
+      arrived();
+    }
+  }
+
+  text(i: number): string {
+    return this.texts[i] ?? "";
+  }
+
+  kind(i: number): number {
+    return this.kinds[i] ?? 0;
+  }
+
+  label(i: number, most = LONGEST): string {
+    return this.text(i) === "" && i < this.length ? `#${i}` : short(this.text(i), most);
+  }
+
+  // A token to put into a page, isolated so that right-to-left text keeps to itself.
+  element(i: number, most = LONGEST): HTMLElement {
+    const kind = this.kind(i);
+    const name = kind & SPECIAL ? "token chip" : kind & BYTES ? "token chip hex" : "token";
+    return el("bdi", { class: name }, this.label(i, most));
+  }
+
+  private page(from: number): Promise<void> {
+    let page = this.pages.get(from);
+    if (!page) {
+      page = this.fetchPage(from, Math.min(from + PAGE, this.length)).then((found) => {
+        for (let i = 0; i < found.texts.length; i++) {
+          this.texts[found.from + i] = found.texts[i];
+          this.kinds[found.from + i] = found.kinds[i];
+        }
+      });
+      page.catch(() => this.pages.delete(from));
+      this.pages.set(from, page);
+    }
+    return page;
+  }
+}
