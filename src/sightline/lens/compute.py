@@ -47,11 +47,12 @@ def compute(call: Call, row: Tensor, requests: list[Request | Weighted]) -> dict
 
 
 def _pass(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
-    if on_gpu.can(call) and (job.rows or job.received or job.grids):
+    if on_gpu.can(call):
         both = on_gpu.run(call, row, job)
         if both is not None:
-            if job.tops:
-                both[0].update(_by_walk(call, row, Job(set(), [], job.tops, {}, []))[0])
+            left = [top for top in job.tops if top not in both[0]]
+            if left:
+                both[0].update(_by_walk(call, row, Job(set(), [], left, {}, []))[0])
             return both
     return _by_walk(call, row, job)
 

@@ -60,9 +60,13 @@ def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
 
 
 def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
-    """The results of a job by the kernel, or None if the mask turns out not to be one stretch of keys per row."""
+    """The results of a job by the kernels, or None if the mask turns out not to be one stretch of keys per row.
+
+    The strongest keys may be missing from them: the kernels do not do every call, nor every row.
+    """
     from sightline.kernels.layout import default_tiling
     from sightline.kernels.look import look
+    from sightline.kernels.top import MOST, bins_for, top
 
     s = call.sizes
     masked = _masks(call)
@@ -89,7 +93,12 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     plain = [request for request in job.received if request == "received"]
     if plain:
         want.add("received")
+    tops = [] if isinstance(call.bias, Tensor) else [request for request in job.tops if request.n <= MOST]
+    bins = bins_for(max(request.n for request in tops)) if tops else 1
+    if tops:
+        want.add("max_score")  # whose bins give a first bound
     pending = list(job.grids.items())
+    largest = lse
     while want or pending:
         # A picture of the whole map rides along with the rest; sums and maxima of the same pixels go together.
         taken = [entry for entry in pending if entry[0][:4] == pending[0][0][:4]] if pending else []
@@ -105,7 +114,8 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         if rows.edges is None and columns.edges is None and _is_positional(call.mask):
             sides = "distance" in want
             seen = _seen(call.mask, s.queries, s.keys, call.device, rows, columns, tiling, bool(taken), sides)
-        result = look(q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, **options)
+        result = look(q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, bins=bins, **options)
+        largest = result.get("largest", largest)
         for key, _ in taken:
             grids[key] = shaped(result["maxima" if key[-1] else "sums"])
             pending = [entry for entry in pending if entry[0] != key]
@@ -117,6 +127,11 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
             rows, columns = _whole(call)
             part = look(q, k, lse, rows=rows, columns=columns, want=frozenset({"received"}), weights=weights, **options)
             found[request] = shaped(part["received"])
+    for request in tops:
+        rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table")}
+        best, weights, overfull = top(q, k, lse, largest, request.n, **rules)
+        if not overfull.item():
+            found[request] = (shaped(best).long(), shaped(weights))
     _divide(found)
     return found, grids
 

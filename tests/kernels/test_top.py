@@ -1,0 +1,86 @@
+"""The strongest keys by the kernels, in Triton's interpreter or for real where there is a GPU, against the walk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sightline as sl
+from sightline.attention.call import make_call
+from sightline.lens import compute, on_gpu
+from sightline.lens.rows import rows_only
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    from sightline.kernels import layout, look
+
+    for module in (layout, look):
+        monkeypatch.setattr(module, "default_tiling", lambda *_: layout.Tiling(32, 32, 4, 1))
+
+
+def both(q, k, n, **options):
+    """The keys and weights by the walk, and by the kernels: None if these leave it to the walk."""
+    call = make_call(q, k, k, **options)
+    row, request = rows_only(call), sl.Top(n)
+    job = compute._plan(call, [request])
+    found = on_gpu.run(call, row, job)
+    assert found is not None
+    return compute._by_walk(call, row, job)[0][request], found[0].get(request)
+
+
+CASES = {
+    "causal": {"shape": (2, 2, 6, 40), "mask": sl.causal(), "n": 4},
+    "grouped, unequal lengths": {"shape": (2, 1, 3, 150), "n": 5, "mask": sl.causal()},
+    "window": {"shape": (1, 1, 5, 80), "mask": sl.window(20, 3), "n": 3},
+    "holes": {"shape": (1, 1, 3, 61), "n": 4, "mask": sl.padding(torch.arange(61)[None] % 3 > 0)},
+    "alibi and soft-cap": {"shape": (2, 2, 3, 30), "bias": sl.alibi(2), "softcap": 2.0, "n": 3},
+    "more than there are": {"shape": (1, 1, 3, 5), "n": 9},
+    "one": {"shape": (1, 1, 1, 1), "n": 1},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_strongest_keys_equal_the_walk(name):
+    options = dict(CASES[name])
+    heads, kv_heads, queries, keys = options.pop("shape")
+    q, k = torch.randn(1, heads, queries, 16, device=DEVICE), torch.randn(1, kv_heads, keys, 16, device=DEVICE)
+    slow, fast = both(q, k, options.pop("n", 8), **options)
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-5, atol=1e-7)
+    assert torch.equal(fast[0], slow[0])
+
+
+def test_equal_weights_come_in_the_order_of_their_keys():
+    q, k = torch.zeros(1, 1, 3, 16, device=DEVICE), torch.randn(1, 1, 70, 16, device=DEVICE)
+    slow, fast = both(q, k, 4)
+    assert fast[0].tolist() == slow[0].tolist() == [[[[0, 1, 2, 3]] * 3]]
+
+
+def test_neighbours_that_take_all_attention_are_few_candidates():
+    """Bins are columns that lie apart, so that one strong stretch of keys still gives a tight bound."""
+    q = torch.ones(1, 1, 2, 16, device=DEVICE)
+    k = torch.randn(1, 1, 200, 16, device=DEVICE)
+    k[..., 120:160, :] += 1.0
+    slow, fast = both(q, k, 8)
+    assert torch.equal(fast[0], slow[0])
+
+
+def test_rows_with_too_many_candidates_are_left_to_the_walk(monkeypatch):
+    from sightline.kernels import top
+
+    monkeypatch.setattr(top.top, "__kwdefaults__", {**top.top.__kwdefaults__, "room": 1})
+    q, k = torch.randn(1, 1, 2, 16, device=DEVICE), torch.randn(1, 1, 300, 16, device=DEVICE)
+    slow, fast = both(q, k, 8)
+    assert fast is None
+    assert slow[0].shape == (1, 1, 2, 8)
+
+
+def test_a_few_rows_at_a_time(monkeypatch):
+    from sightline.kernels import top
+
+    monkeypatch.setattr(top.top, "__kwdefaults__", {**top.top.__kwdefaults__, "at_once": 1})
+    q, k = torch.randn(1, 1, 34, 16, device=DEVICE), torch.randn(1, 1, 6, 16, device=DEVICE)
+    slow, fast = both(q, k, 2)
+    assert torch.equal(fast[0], slow[0])
