@@ -200,3 +200,16 @@ def test_results_are_far_smaller_than_the_map():
     assert held < 0.1 * HEADS * 3000 * 3000
     assert sight._call.q is None
     assert sight.overview().cell == (8, 8)
+
+
+def test_many_maps_have_coarser_overviews(monkeypatch):
+    monkeypatch.setattr(account, "_BINS", 2 * HEADS * 64)
+    q, k = draw(60)
+    model = Layer()
+    with watch(model) as seen:
+        model(q[:, :, :50], k[:, :, :50])
+        for i in range(50, 60):
+            model(q[:, :, i : i + 1], k[:, :, i : i + 1])
+    overview = seen[0].overview()
+    assert overview.cell == (8, 8)
+    torch.testing.assert_close(overview.sums.double(), pooled(weights_of(q, k), 8), atol=1e-5, rtol=1e-5)

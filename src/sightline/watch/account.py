@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Cells of a map, over batch and heads, up to which it is computed whole.
 _WHOLE = 1 << 22
+# Bins of one layer's overview over batch and heads: 64 MiB.
+_BINS = 1 << 24
 
 SHARES = ("previous", "first", "same", "induction")
 DEFAULT = ("entropy", "received", "overview", "shares")
@@ -86,13 +88,26 @@ def read_stats(stats: Any) -> Wanted:
     return wanted
 
 
+def cells_for(maps: int, queries: int, keys: int) -> tuple[int, int]:
+    """The queries and keys of a bin of the overview: at most 512 bins a side, and a bounded number over all maps.
+
+    >>> cells_for(32, 32768, 32768), cells_for(1024, 300, 300)
+    ((64, 64), (4, 4))
+    """
+    height, width = cell_for(queries), cell_for(keys)
+    while maps * -(-queries // height) * -(-keys // width) > _BINS and (height < queries or width < keys):
+        height, width = 2 * height, 2 * width
+    return height, width
+
+
 @dataclass
 class Place:
-    """Where a call stands in its run: the row its queries begin at, its first key, and the rows so far."""
+    """Where a call stands in its run: the row its queries begin at, its first key, and the bins of its overview."""
 
     row: int
     first_key: int
     query_position: int  # where the first query stands among all keys; negative for cross-attention
+    cell: tuple[int, int]
     repeats: Tensor | None = None  # [batch, queries]: where an induction head would look
 
 
@@ -140,8 +155,7 @@ def _whole(
 
 
 def _by_tiles(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> None:
-    s = call.sizes
-    cell = (cell_for(place.row + s.queries), cell_for(place.first_key + s.keys))
+    cell = place.cell
     if place.row % cell[0] or place.first_key % cell[1]:
         # Bins that begin inside a call: the lens has no name for such pictures, its walk has.
         parts = _accumulators(call, row, rows, wanted, place)
@@ -188,8 +202,8 @@ def _accumulators(call: Call, row: Tensor, rows: list[str], wanted: Wanted, plac
     for top in wanted.tops:
         parts[f"top.{top.n}"] = Strongest(call, top.n)
     if wanted.overview:
-        vertical = bins(place.row, s.queries, cell_for(place.row + s.queries))
-        horizontal = bins(place.first_key, s.keys, cell_for(place.first_key + s.keys))
+        vertical = bins(place.row, s.queries, place.cell[0])
+        horizontal = bins(place.first_key, s.keys, place.cell[1])
         for reduce in wanted.overview:
             parts[f"overview.{reduce}"] = Pixels(call, vertical, horizontal, largest=reduce == "max")
     return parts
@@ -224,29 +238,33 @@ def _shares(call: Call, row: Tensor, place: Place, found: dict[str, Tensor], wei
     s, device = call.sizes, call.device
     real = real_keys(call.mask, s.keys, device)
 
-    def at(keys: Tensor) -> Tensor:
-        keys = keys.to(device).expand(s.batch[0], s.queries)
+    def at(keys: Tensor | int) -> Tensor:
         if weights is None:
             return weights_at(call, row, keys)
-        index = keys.clamp(0, max(s.keys - 1, 0))[:, None, :, None].expand(-1, s.heads, -1, 1)
-        return weights.gather(-1, index)[..., 0].masked_fill((keys < 0)[:, None], 0.0)
+        if isinstance(keys, int):
+            keys = torch.arange(s.queries, device=device)[None] + keys
+        keys = keys.expand(s.batch[0], s.queries)
+        index = keys.clamp(0, s.keys - 1)[:, None, :, None].expand(-1, s.heads, -1, 1)
+        outside = (keys < 0) | (keys >= s.keys)
+        return weights.gather(-1, index)[..., 0].masked_fill(outside[:, None], 0.0)
 
+    if not s.keys or not s.queries:
+        return
     first = torch.full((1, 1), -1 if place.first_key else 0, device=device)
-    if real is not None and s.keys:
+    if real is not None:
         begins = real.int().argmax(-1, keepdim=True)
         first = torch.where(real[:, :1], first, begins)
-    if not s.keys:
-        return
     found["first"] = at(first)
     if place.query_position < 0:
         return
-    position = torch.arange(s.queries, device=device)[None] + place.query_position - place.first_key
-    found["same"], found["previous"] = at(position), at(position - 1)
+    offset = place.query_position - place.first_key
+    found["same"], found["previous"] = at(offset), at(offset - 1)
     if place.repeats is not None:
         keys = place.repeats.to(device)
-        found["induction"] = at(torch.where(keys >= place.first_key, keys - place.first_key, -1))
         found["repeated"] = (keys >= 0).expand(s.batch[0], s.queries)
+        found["induction"] = at(torch.where(keys >= place.first_key, keys - place.first_key, -1))
     if real is not None:
+        position = torch.arange(s.queries, device=device)[None] + offset
         inside = position.clamp(0, s.keys - 1).expand(real.shape[0], -1)
         found["real"] = real.gather(-1, inside).expand(s.batch[0], s.queries)
 

@@ -64,19 +64,28 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
 
 
 def compact(
-    who: Audience, q: Tensor, k: Tensor, v: Tensor, mask: LazyMask, scale: float | None, dropout: float, **more: Any
+    who: Audience,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: LazyMask | None,
+    scale: float | None,
+    dropout: float,
+    **more: Any,
 ) -> Tensor:
     """Attention with a mask that stays a rule: output and account by Sightline's own functions."""
-    span = mask.span
-    k, v = k[..., : span.keys, :], v[..., : span.keys, :]
-    bias = more.pop("bias", None)
-    if bias is not None and bias.shape[-1] > span.keys:
-        bias = bias[..., : span.keys]
+    rule, first, first_key = None, None, 0
+    if mask is not None:
+        span, rule = mask.span, mask.rule
+        first, first_key = span.first_query, span.first_key
+        k, v = k[..., : span.keys, :], v[..., : span.keys, :]
+        if "bias" in more:
+            more["bias"] = more["bias"][..., : span.keys]
     with state.quiet(compiled=True):
-        call = make_call(q, k, v, mask=mask.rule, bias=bias, scale=scale, dropout=dropout, **more)
+        call = make_call(q, k, v, mask=rule, scale=scale, dropout=dropout, **more)
         out, row = output_and_rows(call, "auto")
-    first = position(who, span.queries, span.keys, None, span.first_query)
-    who.record(_looked(call, row, first, span.first_key))
+    first_query = position(who, q.shape[-2], k.shape[-2], None if mask is not None else False, first)
+    who.record(_looked(call, row, first_query, first_key))
     return out
 
 

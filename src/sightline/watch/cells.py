@@ -24,13 +24,16 @@ _BYTES = 64 << 20
 
 @torch.no_grad()
 def weights_at(
-    call: Call, row: Float[Tensor, "batch heads queries"], keys: Int[Tensor, "batch queries"]
+    call: Call, row: Float[Tensor, "batch heads queries"], keys: Int[Tensor, "batch queries"] | int
 ) -> Float[Tensor, "batch heads queries"]:
-    """The weight of one key for every query; 0 where the key is negative or hidden.
+    """The weight of one key for every query; 0 where the key is negative, beyond the last, or hidden.
+
+    `keys` are the keys themselves (of size 1 if all queries look at the same), or a number n: query i then looks at
+    key i + n.
 
     >>> from sightline.lens import look
     >>> sight = look(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
-    >>> found = weights_at(sight._call, sight.lse, torch.arange(5)[None])
+    >>> found = weights_at(sight._call, sight.lse, 0)
     >>> torch.allclose(found, sight.tile(slice(0, 5), slice(0, 5)).diagonal(dim1=-2, dim2=-1))
     True
     """
@@ -39,43 +42,57 @@ def weights_at(
     out = torch.zeros(batch, s.heads, s.queries, dtype=call.compute_dtype, device=call.device)
     if not s.keys or not s.queries:
         return out
-    keys = keys.to(call.device).expand(batch, s.queries)
     step = max(1, _BYTES // max(1, batch * s.heads * s.dim * out.element_size()))
+    rows = slice(0, s.queries)
+    if isinstance(keys, int):
+        # Only queries whose key is there.
+        rows = slice(min(max(-keys, 0), s.queries), max(min(s.queries, s.keys - keys), 0))
+    else:
+        keys = keys.to(call.device).expand(batch, keys.shape[-1])
     rule = None if call.mask is None else call.mask.mod(s.batch, s.queries, s.keys, call.device)
     b = torch.arange(batch, device=call.device).view(-1, 1, 1)
     h = torch.arange(s.heads, device=call.device).view(1, -1, 1)
     with torch.autocast(call.device.type, enabled=False):
-        for start in range(0, s.queries, step):
-            part = slice(start, min(start + step, s.queries))
-            at = keys[:, part]
-            place = at.clamp(0, s.keys - 1)
-            scores = _scores(call, part, place)
+        for start in range(rows.start, rows.stop, step):
+            part = slice(start, min(start + step, rows.stop))
             i = torch.arange(part.start, part.stop, device=call.device).view(1, 1, -1)
-            j = place[:, None, :]
+            seen: Tensor | None = None
+            if isinstance(keys, int):
+                j = i + keys
+                picked = call.k[:, :, part.start + keys : part.stop + keys]
+            else:
+                at = keys[:, None, part if keys.shape[-1] > 1 else slice(None)]
+                seen = (at >= 0) & (at < s.keys)
+                j = at.clamp(0, s.keys - 1)
+                picked = call.k.gather(2, j[:, :, :, None].expand(-1, s.kv_heads, -1, s.dim))
+            scores = _scores(call, part, picked)
             if call.softcap is not None:
                 scores = (scores / call.softcap).tanh() * call.softcap
             if call.bias is not None:
                 scores = scores + _bias(call, b, h, i, j)
-            seen = (at >= 0)[:, None, :]
             if rule is not None:
-                seen = seen & rule(b, h, i, j)
-            scores = scores.masked_fill(~seen, -torch.inf)
-            number = row[..., part, None]
-            out[..., part] = call.normalizer.weights(scores[..., None], number, seen.expand_as(scores)[..., None])[
-                ..., 0
-            ]
+                visible = rule(b, h, i, j)
+                seen = visible if seen is None else seen & visible
+            if seen is not None:
+                seen = seen.expand_as(scores)
+                scores = scores.masked_fill(~seen, -torch.inf)
+                seen = seen[..., None]
+            out[..., part] = call.normalizer.weights(scores[..., None], row[..., part, None], seen)[..., 0]
     return out
 
 
 def _scores(call: Call, rows: slice, keys: Tensor) -> Tensor:
     """scale * q.k of one key for every query of a band, `[batch, heads, rows]`."""
     s, dtype = call.sizes, call.compute_dtype
-    q = call.q[:, :, rows].to(dtype)
-    picked = call.k.gather(2, keys[:, None, :, None].expand(-1, s.kv_heads, -1, s.dim)).to(dtype)
+    q, keys = call.q[:, :, rows], keys.to(dtype)
+    if keys.shape[2] == 1:
+        # One key for all queries: a product of a matrix and a vector.
+        grouped = q.reshape(*q.shape[:1], s.kv_heads, -1, s.dim).to(dtype)
+        return (grouped @ keys.mT).view(q.shape[:-1]) * call.scale
     if s.groups > 1:
         q = q.unflatten(1, (s.kv_heads, s.groups))
-        return (q * picked[:, :, None]).sum(-1).flatten(1, 2) * call.scale
-    return (q * picked).sum(-1) * call.scale
+        return (q * keys[:, :, None]).sum(-1).flatten(1, 2) * call.scale
+    return (q * keys).sum(-1) * call.scale
 
 
 def _bias(call: Call, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

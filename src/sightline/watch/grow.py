@@ -17,11 +17,10 @@ from torch import Tensor
 from sightline.attention.call import Call
 from sightline.errors import InputError, explain
 from sightline.lens import Picture, Top
-from sightline.lens.html import cell_for
 from sightline.masks import Band, Mask, Padding, causal, padding, prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
-from sightline.watch.account import Wanted, real_keys
+from sightline.watch.account import Wanted, cells_for, real_keys
 from sightline.watch.kept import KeptSight, gather_bins
 from sightline.watch.mods import Stacked
 
@@ -37,6 +36,7 @@ class Part:
     row: int
     first_key: int
     end_key: int
+    cell: tuple[int, int]  # queries and keys of a bin of its overview
     arriving: dict[str, Tensor] | Future[dict[str, Tensor]]
 
     @property
@@ -119,10 +119,11 @@ def join(layer: Layer) -> KeptSight:
         kept["received"] = _received(parts, s.keys)
     for top in layer.wanted.tops:
         kept[top] = _top(parts, top)
+    maps = s.batch[0] * s.heads
+    cells = [cells_for(maps, s.queries, s.keys), *(part.cell for part in parts)]
+    cell = max(height for height, _ in cells), max(width for _, width in cells)
     for reduce in layer.wanted.overview:
-        kept[Picture(cell=(cell_for(s.queries), cell_for(s.keys)), reduce=reduce)] = _overview(
-            parts, reduce, s.queries, s.keys
-        )
+        kept[Picture(cell=cell, reduce=reduce)] = _overview(parts, reduce, s.queries, s.keys, cell)
     if len(parts) == 1:
         for i, picture in enumerate(layer.wanted.pictures):
             kept[_resolved(picture, s.queries, s.keys)] = parts[0].found[f"picture.{i}"]
@@ -168,17 +169,17 @@ def _top(parts: list[Part], top: Top) -> tuple[Tensor, Tensor]:
     return torch.cat(keys, -2), torch.cat(weights, -2)
 
 
-def _overview(parts: list[Part], reduce: str, queries: int, keys: int) -> Tensor:
+def _overview(parts: list[Part], reduce: str, queries: int, keys: int, cell: tuple[int, int]) -> Tensor:
     """The grids of all parts in one grid: bins are powers of two, so finer ones fall into coarser ones whole."""
     name = f"overview.{reduce}"
     if len(parts) == 1 and not parts[0].first_key:
         return parts[0].found[name]
-    height, width = cell_for(queries), cell_for(keys)
+    height, width = cell
     first = parts[0].found[name]
     grid = torch.zeros(*first.shape[:-2], -(-queries // height), -(-keys // width), dtype=first.dtype)
     for part in parts:
         piece = part.found[name]
-        own = (cell_for(part.row + part.call.sizes.queries), cell_for(part.end_key))
+        own = part.cell
         rows = (np.arange(piece.shape[-2]) + part.row // own[0]) * own[0] // height
         columns = (np.arange(piece.shape[-1]) + part.first_key // own[1]) * own[1] // width
         if not len(rows) or not len(columns):

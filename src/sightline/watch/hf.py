@@ -38,11 +38,11 @@ class Interface(state.Shared):
             return  # no model of transformers without these
         functions, masks = modeling.AttentionInterface, masking.AttentionMaskInterface
         lazy = {getattr(masking, name, None) for name in ("sdpa_mask", "eager_mask")} - {None}
-        find, get = functions.get_interface, functions.__getitem__
+        find, get = getattr(functions, "get_interface", None), functions.__getitem__
         get_mask = masks.__getitem__
 
-        @functools.wraps(find)
         def find_watched(self: Any, name: str, default: Callable) -> Callable:
+            assert find is not None
             return _attending(find(self, name, default), name)
 
         @functools.wraps(get)
@@ -58,7 +58,8 @@ class Interface(state.Shared):
             (functions, "__getitem__", get_watched),
             (masks, "__getitem__", get_mask_watched),
         ):
-            _put(stack, owner, attribute, function)
+            if hasattr(owner, attribute):
+                _put(stack, owner, attribute, function)
 
 
 INTERFACE = Interface()
@@ -115,7 +116,8 @@ class Attending:
             # It ends in F.scaled_dot_product_attention, which is seen there, on its own kernel.
             with state.named(module):
                 return self.function(module, query, key, value, attention_mask, *args, **kwargs)
-        if lazy is not None and (self._is_sdpa or who.fused):
+        eager = who.fused and self.name == "eager" and attention_mask is None
+        if eager or (lazy is not None and (self._is_sdpa or who.fused)):
             out = compact(who, query, key, value, lazy, kwargs.get("scaling"), kwargs.get("dropout", 0.0), **options)
             return out.transpose(1, 2).contiguous(), None
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)

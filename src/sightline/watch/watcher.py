@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
 from sightline.watch import hf, state
-from sightline.watch.account import Place, Wanted, account
+from sightline.watch.account import Place, Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
 from sightline.watch.folder import Writer
@@ -216,7 +216,9 @@ class Watcher:
             layer = Layer(full, self.order[name], kind, type(module).__name__, heads, self.wanted)
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
-        place = Place(layer.queries if layer.parts else 0, first_key, first_query, self._repeats(name, looked, end_key))
+        rows = layer.queries if layer.parts else 0
+        cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
+        place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
         with torch.inference_mode(False), torch.no_grad():
             found = account(call, row, self.wanted, place)
             if self.keep:
@@ -231,7 +233,7 @@ class Watcher:
             if self.keep:
                 bias = self._once(call.bias, lambda: _to_cpu(call.bias))
             about = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
-        layer.parts.append(Part(about, place.row, first_key, end_key, self.ship.send(found)))
+        layer.parts.append(Part(about, place.row, first_key, end_key, cell, self.ship.send(found)))
         if self.writer is not None and len(layer.parts) == 1:
             self.writer.add(layer)
 

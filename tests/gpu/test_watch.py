@@ -1,0 +1,210 @@
+"""Watching on a real GPU: torch's own kernels, timm's models, transformers' models, results on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import watch_cases as tiny
+from sightline.watch import load, watch
+
+HEADS, DIM = 8, 64
+
+
+class Layer(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, **self.options)
+
+
+def draw(dtype, length=700, batch=2, kv_heads=HEADS):
+    return tuple(
+        torch.randn(batch, heads, length, DIM, device="cuda", dtype=dtype) for heads in (HEADS, kv_heads, kv_heads)
+    )
+
+
+def weights_of(q, k, visible=None):
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = q.double() @ k.double().mT / DIM**0.5
+    return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1).nan_to_num(0).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("masked", [None, "causal", "booleans", "padding"])
+def test_torchs_own_kernels(dtype, masked):
+    q, k, v = draw(dtype)
+    visible, options = None, {}
+    if masked == "causal":
+        visible, options = torch.ones(700, 700, dtype=torch.bool, device="cuda").tril(), {"is_causal": True}
+    elif masked == "booleans":
+        visible = (torch.rand(2, 1, 700, 700, device="cuda") < 0.5) | torch.eye(700, dtype=torch.bool, device="cuda")
+        options = {"attn_mask": visible}
+    elif masked == "padding":
+        visible = (torch.arange(700, device="cuda") < torch.tensor([[700], [300]], device="cuda"))[:, None, None]
+        options = {"attn_mask": visible}
+    model = Layer(**options)
+    with torch.no_grad():
+        plain = model(q, k, v)
+        with watch(model, keep_qk=True) as seen:
+            out = model(q, k, v)
+    assert torch.equal(out, plain), "the same kernel, the same bits"
+    sight, weights = seen[0], weights_of(q, k, visible)
+    assert sight.lse.device.type == "cpu"
+    assert sight._call.q.device.type == "cpu"
+    assert sight._call.q.dtype == dtype
+    bound = 1e-4 if dtype == torch.float32 else 2e-3
+    assert (sight.received().double() - weights.sum(-2)).abs().max() < 10 * bound
+    assert (sight.entropy.double() - torch.special.entr(weights).sum(-1)).abs().max() < 10 * bound
+    tile = sight.tile(slice(300, 400), slice(0, 700)).double()
+    assert (tile - weights[..., 300:400, :]).abs().max() < bound
+    shares = seen.shares(0)
+    assert (shares["same"].double() - weights.diagonal(dim1=-2, dim2=-1)).abs().max() < bound
+    cell = sight.overview().cell
+    assert cell == (2, 2)
+    pooled = weights.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).sum((-1, -3))
+    assert (sight.overview().sums.double() - pooled).abs().max() < 4 * bound
+
+
+def test_grouped_heads_keep_their_kernel():
+    q, k, v = draw(torch.bfloat16, kv_heads=2)
+    model = Layer(is_causal=True, enable_gqa=True)
+    with torch.no_grad(), watch(model) as seen:
+        out = model(q, k, v)
+    assert torch.equal(out, model(q, k, v))
+    assert seen[0].shape == (2, HEADS, 700, 700)
+
+
+def test_timms_vision_transformer():
+    import timm
+
+    model = timm.create_model("vit_small_patch16_224", pretrained=False).cuda().eval()
+    assert model.blocks[0].attn.fused_attn
+    x = torch.randn(2, 3, 224, 224, device="cuda")
+    with torch.no_grad():
+        plain = model(x)
+        with watch(model) as seen:
+            out = model(x)
+        assert torch.equal(out, plain)
+        assert seen.layers == [f"blocks.{i}.attn" for i in range(12)]
+        assert seen[0].shape == (2, 6, 197, 197)
+        # The same weights, written out by timm's unfused path.
+        inputs = []
+        handle = model.blocks[3].attn.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+        model(x)
+        handle.remove()
+        attn = model.blocks[3].attn
+        qkv = attn.qkv(inputs[0]).reshape(2, 197, 3, 6, 64).permute(2, 0, 3, 1, 4)
+        q, k = attn.q_norm(qkv[0]), attn.k_norm(qkv[1])
+    weights = (q.double() @ k.double().mT * attn.scale).softmax(-1).cpu()
+    assert (seen[3].tile(slice(0, 197), slice(0, 197)).double() - weights).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "bert"])
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+def test_transformers_models(family, padding):
+    model, reference = tiny.model(family).cuda(), tiny.model(family, "eager").cuda()
+    given = {name: x.cuda() for name, x in tiny.inputs(family, padding).items()}
+    real = given["attention_mask"].bool()
+    with torch.no_grad():
+        expected = reference(**given, output_attentions=True)
+        plain = tiny.logits(model(**given))
+        with watch(model) as seen:
+            out = tiny.logits(model(**given))
+    torch.testing.assert_close(out[real], plain[real], atol=1e-4, rtol=1e-4)
+    for name, weights in zip(seen.layers, expected.attentions):
+        rows = real[:, None, :, None].cpu()
+        tile = seen[name].tile(slice(0, 12), slice(0, 12))
+        torch.testing.assert_close(tile * rows, weights.cpu() * rows, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation(cache):
+    model = tiny.model("llama").cuda()
+    given = {name: x.cuda() for name, x in tiny.inputs("llama", "left").items()}
+    options = {"max_new_tokens": 6, "do_sample": False}
+    if cache == "static":
+        options["cache_implementation"] = "static"
+    with torch.no_grad(), watch(model) as seen:
+        ids = model.generate(**given, **options)
+    assert seen[0].shape == (3, 4, 17, 17)
+    assert seen.ids == ids[:, :-1].tolist()
+    total = seen[1].tile(slice(12, 17), slice(0, 17)).sum(-1)
+    torch.testing.assert_close(total, torch.ones_like(total), atol=1e-4, rtol=0)
+
+
+def test_long_padding_stays_a_rule():
+    """A padded batch at 16,384 tokens: its table of booleans alone would be 512 MiB."""
+    t = tiny.classes()
+    config = tiny.config("llama")
+    config.max_position_embeddings, config.num_hidden_layers = 16384, 1
+    config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim = 256, 4, 2, 64
+    model = t.LlamaForCausalLM._from_config(config, attn_implementation="sdpa").cuda().to(torch.bfloat16).eval()
+    ids = torch.randint(2, tiny.TOKENS, (2, 16384), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[1, :5000] = 0
+    with torch.no_grad():
+        with watch(model) as seen:  # compiles
+            model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with watch(model) as seen:
+            model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
+    assert torch.cuda.max_memory_allocated() - before < 512 * 2**20
+    received = seen[0].received()
+    assert received[1, :, :5000].abs().max() == 0
+    torch.testing.assert_close(received.sum(-1)[1], torch.full((4,), 11384.0), atol=10, rtol=0)
+
+
+def test_flex_attention_stays_compiled():
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    flex = torch.compile(flex_attention, dynamic=False)
+
+    class Flex(nn.Module):
+        def forward(self, q, k, v):
+            return flex(q, k, v, block_mask=blocks)
+
+    q, k, v = draw(torch.float16, 1024)
+    blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 200), None, None, 1024, 1024, device="cuda")
+    model = Flex()
+    with torch.no_grad():
+        plain = model(q, k, v)
+        with watch(model, keep_qk=True) as seen:
+            out = model(q, k, v)
+    torch.testing.assert_close(out, plain, atol=2e-3, rtol=1e-2)
+    place = torch.arange(1024, device="cuda")
+    gap = place[:, None] - place
+    weights = weights_of(q, k, (gap >= 0) & (gap < 200))
+    assert (seen[0].received().double() - weights.sum(-2)).abs().max() < 2e-2
+
+
+def test_a_folder_written_from_the_gpu(tmp_path):
+    q, k, v = draw(torch.bfloat16, 1500)
+    model = Layer(is_causal=True)
+    with torch.no_grad(), watch(model, keep_qk=tmp_path / "run") as seen:
+        model(q, k, v)
+    loaded = load(tmp_path / "run")
+    assert torch.equal(loaded[0].entropy, seen[0].entropy)
+    tile = loaded[0].tile(slice(1400, 1500), slice(0, 1500)).double()
+    visible = torch.ones(1500, 1500, dtype=torch.bool, device="cuda").tril()
+    assert (tile - weights_of(q, k, visible)[..., 1400:, :]).abs().max() < 2e-3
+
+
+def test_the_gpu_holds_nothing_afterwards():
+    q, k, v = draw(torch.bfloat16, 2048)
+    model = Layer(is_causal=True)
+    with torch.no_grad(), watch(model, keep_qk=True):
+        model(q, k, v)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        with torch.no_grad(), watch(model, keep_qk=True) as seen:
+            model(q, k, v)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + 2**20
+    assert seen[0].shape == (2, HEADS, 2048, 2048)
