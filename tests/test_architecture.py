@@ -31,7 +31,8 @@ LAYERS = (
     ("models", "watch"),
     ("plots",),
     ("lessons",),
-    ("web", "cli"),
+    ("web",),
+    ("cli",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -48,17 +49,21 @@ PUBLIC_NAMES = (
     "dense",
     "documents",
     "errors",
+    "load",
     "look",
     "lookup",
+    "models",
     "nn",
     "observe",
     "padding",
     "positions",
     "prefix",
+    "steps",
+    "watch",
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

@@ -1,10 +1,11 @@
 """Sightline: attention you can see through."""
 
-from sightline import errors, lookup, nn, positions
+from sightline import errors, lookup, models, nn, positions, steps
 from sightline.attention import Choice, attention, which_backend
 from sightline.lens import Picture, Sight, Top, TopKeys, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
+from sightline.watch import load, watch
 
 __version__ = "0.1.0"
 
@@ -21,13 +22,17 @@ __all__ = [
     "dense",
     "documents",
     "errors",
+    "load",
     "look",
     "lookup",
+    "models",
     "nn",
     "observe",
     "padding",
     "positions",
     "prefix",
+    "steps",
+    "watch",
     "which_backend",
     "window",
 ]
