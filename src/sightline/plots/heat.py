@@ -106,9 +106,9 @@ def map(
 
 
 def write_numbers(axes: Axes, table: np.ndarray, top: float) -> None:
-    """The weights in their cells, dark on light and light on dark; a weight of 0 is left out."""
+    """The weights in their cells, dark on light and light on dark; what would be 0.00 is left out."""
     for (i, j), weight in np.ndenumerate(table):
-        if weight:
+        if weight >= 0.005:
             light = weight > 0.6 * (top or 1.0)
             axes.text(j, i, f"{weight:.2f}", ha="center", va="center", fontsize=7, color="black" if light else "white")
 
