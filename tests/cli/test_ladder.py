@@ -100,6 +100,12 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_without_matplotlib_it_says_so_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert error("--out", str(tmp_path / "out")).startswith("sightline: pictures need matplotlib")
+    assert not (tmp_path / "out").exists()
+
+
 def test_another_ladder_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "fox.txt"
     text.write_text(TEXT)

@@ -191,11 +191,27 @@ def test_another_ladder_is_not_continued(tmp_path: Path) -> None:
     assert climb(other, SETTINGS, tmp_path)[0]["name"] == "no communication"
 
 
-def test_what_a_kill_left_is_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / f".{checkpoint.NAME}.abc.part.safetensors").write_bytes(b"half")
-    (tmp_path / "mine.txt").write_text("kept")
+def test_what_a_kill_left_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    def doomed(file: Path) -> None:
+        left.append(tmp_path / f"{file.name}.kept")
+        file.rename(left[-1])  # as if the program had ended here
+        raise Killed
+
+    left: list[Path] = []
+    for name in (checkpoint.NAME, "ladder.svg", "ladder.json"):
+        with pytest.raises((Killed, FileNotFoundError)):
+            files.write_whole(tmp_path / name, doomed)
+    for path in left:
+        path.rename(path.with_suffix(""))
+    for name in ("mine.txt", ".download.part.txt", "checkpoint.part.safetensors"):
+        (tmp_path / name).write_text("kept")
+    assert len(list(tmp_path.iterdir())) == 6
     checkpoint.prepare(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".download.part.txt",
+        "checkpoint.part.safetensors",
+        "mine.txt",
+    ]
 
 
 def test_every_rung_sees_the_same_batches() -> None:

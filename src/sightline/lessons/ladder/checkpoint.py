@@ -63,8 +63,9 @@ class Checkpoint:
 def prepare(folder: Path, fresh: bool = False) -> None:
     """Make the folder and see that it can be written, before work starts; forget what is in it if it is to be fresh."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".*.part*"):  # what a kill left half-written
-        left.unlink(missing_ok=True)
+    for name in (NAME, "ladder.*"):
+        for left in folder.glob(f".{name}.*.part.*"):  # what a kill left half-written
+            left.unlink(missing_ok=True)
     if fresh:
         (folder / NAME).unlink(missing_ok=True)
     with tempfile.TemporaryFile(dir=folder):
