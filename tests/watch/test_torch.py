@@ -77,7 +77,7 @@ ADDED = torch.where(HOLES, 0.0, -torch.inf)
 PADDING = (torch.arange(9) < torch.tensor([[9], [6]]))[:, None, None]
 CASES = {
     "plain": ({}, {}, "None"),
-    "causal": ({"is_causal": True}, {"visible": TRIANGLE}, "causal(align='start')"),
+    "causal": ({"is_causal": True}, {"visible": TRIANGLE}, "causal()"),
     "scale": ({"scale": 0.7}, {"scale": 0.7}, "None"),
     "booleans": ({"attn_mask": HOLES}, {"visible": HOLES}, "dense(<2 x 1 x 9 x 9>)"),
     "a triangle": ({"attn_mask": TRIANGLE}, {"visible": TRIANGLE}, "causal()"),

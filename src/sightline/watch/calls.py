@@ -57,7 +57,7 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     # A table may be causal, and say nothing of it; padding alone is not.
     said = flag if table is None else None if isinstance(mask, Dense) or bias is not None else mask == causal()
     if flag:
-        mask = causal("start")
+        mask = causal("end" if queries == keys else "start")
     first = position(who, queries, keys, said, None)
     who.record(look(q, k, v, mask, bias, given.get("scale"), first, row=caught.lse, sees=sees))
     return out
@@ -136,7 +136,7 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     q, k = used["query"], used["key"]
     mask, bias, sees = _read(who, table, q, k)
     if used.get("is_causal"):
-        mask = causal("start")
+        mask = causal("end" if q.shape[-2] == k.shape[-2] else "start")
     first = 0 if own_sequence and queries == keys else -1
     # The fused kernels have their own names for a scale that was not given; 1 / sqrt(dim) of the true head.
     width = given["embed_dim_to_check"] // given["num_heads"]

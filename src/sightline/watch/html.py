@@ -69,10 +69,11 @@ def portraits_svg(portraits: Portraits) -> str:
     columns = max((p.head for p in portraits), default=0) + 1
     cell = max(4, min(16, 240 // max(columns, 1)))
     width, height = columns * cell, len(layers) * cell
-    across, gap, head = 3, 28, 18
+    panel = max(width, 150)  # room for its title
+    across, gap, head = 6 if panel <= 170 else 3, 20, 18
     parts = []
     for n, (measure, label) in enumerate(_MEASURES.items()):
-        left, top = (n % across) * (width + gap) + 4, (n // across) * (height + gap + head) + head
+        left, top = (n % across) * (panel + gap) + 4, (n // across) * (height + gap + head) + head
         values = [getattr(p, measure) for p in portraits]
         known = [v for v in values if v is not None]
         low, high = (
@@ -90,8 +91,10 @@ def portraits_svg(portraits: Portraits) -> str:
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="{colour}"><title>{title}</title></rect>'
             )
-    whole = (across * (width + gap), 2 * (height + gap + head))
+    whole = (across * (panel + gap), -(-len(_MEASURES) // across) * (height + gap + head) + head)
+    parts.append(f'<text x="4" y="{whole[1] - 6}">layers downward, heads to the right; grey: not known</text>')
+    look = 'font-family="sans-serif" font-size="11" fill="currentColor"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole[0]}" height="{whole[1]}" role="img" '
-        f'aria-label="head portraits" font-family="sans-serif" font-size="11">{"".join(parts)}</svg>'
+        f'aria-label="head portraits" {look}>{"".join(parts)}</svg>'
     )
