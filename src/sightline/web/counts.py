@@ -39,6 +39,10 @@ class Counts:
             if (np.diff(first) >= 0).all() and (np.diff(stop) >= 0).all():
                 self._ends = [(end, np.concatenate([[0], np.cumsum(end)])) for end in (first, stop)]
 
+    def ends(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """The first visible key of some rows and the end, where every row has one stretch of keys."""
+        return None if self._ends is None else (self._ends[0][0][rows], self._ends[1][0][rows])
+
     def __call__(self, rows: slice, columns: slice, cell: tuple[int, int]) -> np.ndarray:
         """The visible cells of every bin of a rectangle, `[height, width]`; the last bins may be ragged."""
         vertical, horizontal = axis(rows, None, cell[0]), axis(columns, None, cell[1])

@@ -106,7 +106,9 @@ class Overview:
         axes = [axis(span, None, 1 << level) for span, level in zip(spans, self.levels, strict=True)]
         sums, maxima = (Pixels(call, axes[0], axes[1], largest=largest) for largest in (False, True))
         rows, received = RowSums(call, {"entropy"}, sight._row), Received(call, None)
-        parts: list[Accumulator] = [sums, maxima, rows, received]
+        parts: list[Accumulator] = [sums, maxima]
+        if "entropy" not in sight._kept or "received" not in sight._kept:
+            parts += [rows, received]
         with torch.no_grad():
             walk(call, sight._row, parts, *spans, align=(1 << self.levels[0], 1 << self.levels[1]))
         with self._lock:

@@ -19,6 +19,7 @@ from sightline.errors import InputError, explain
 from sightline.lens.requests import Picture
 from sightline.masks import EMPTY
 from sightline.web.counts import Counts
+from sightline.web.estimate import Estimate
 from sightline.web.overview import FINE, PATCH, Overview, bins_of, cells_of, overview_level, stored
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ POOLS = ("mean", "max", "sum")
 DIRECT = 1 << 24
 # More patches than this are not waited for: an estimate is shown meanwhile.
 PATIENCE = 16
-# Rows of each bin that an estimate looks at, and bins of one step.
-SAMPLE, BINS_A_STEP = 4, 16
 # A tile beyond this is refused: no view needs it, and it would hold a thread for minutes.
 LARGEST = 1 << 28
 
@@ -188,27 +187,8 @@ class Pyramid:
 
     def _estimate(self, levels: Levels, rows: slice, columns: slice, pool: str) -> Plan:
         """A tile made from a few rows of each bin."""
-        grid = np.zeros((rows.stop - rows.start, columns.stop - columns.start), np.float64)
-        span = cells_of(columns, levels[1], self.keys)
-
-        def step(bins: slice) -> None:
-            for i in range(bins.start, bins.stop):
-                cells = cells_of(slice(i, i + 1), levels[0], self.queries)
-                middle = (cells.start + cells.stop) // 2
-                band = slice(max(middle - SAMPLE // 2, cells.start), min(middle + SAMPLE // 2, cells.stop))
-                found = self._picture(band, span, (SAMPLE, 1 << levels[1]), "max" if pool == "max" else "sum")[0]
-                if pool != "max":
-                    seen = self.counts(band, span, (SAMPLE, 1 << levels[1]))[0]
-                    found = found / np.maximum(seen, 1)
-                grid[i - rows.start] = found
-
-        def finish() -> np.ndarray:
-            if pool == "max":
-                return self._finish(levels, rows, columns, "max", grid)
-            visible = self._visible(levels, rows, columns)
-            return self._finish(levels, rows, columns, pool, grid * visible)
-
-        return Plan([partial(step, bins) for bins in _cuts(rows, BINS_A_STEP)], finish, True)
+        estimate = Estimate(self.sight, self.counts, levels, rows, columns, pool == "max")
+        return Plan(estimate.steps(), lambda: self._finish(levels, rows, columns, pool, estimate.values()), True)
 
     def _picture(self, rows: slice, columns: slice, cell: tuple[int, int], reduce: str) -> np.ndarray:
         """Sums or maxima of bins from q and k, kept nowhere."""
