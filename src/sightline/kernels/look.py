@@ -32,6 +32,7 @@ from sightline.kernels.tile import (
     fold_peaks,
     keys_of_block,
     logs,
+    spread,
     tile_at,
 )
 
@@ -108,7 +109,8 @@ def _look(
             sums_1 = tl.zeros([HALF, G, 4], tl.float32)
             peaks_0 = tl.zeros([HALF, G, 4], tl.float32)
             peaks_1 = tl.zeros([HALF, G, 4], tl.float32)
-            chunk = tile_at(round * turns, above, across, at_first, at_second, full_end, phase == 0) // tiles_per_chunk
+            first_step = spread(round, rounds, block) * turns
+            chunk = tile_at(first_step, above, across, at_first, at_second, full_end, phase == 0) // tiles_per_chunk
             for turn in tl.range(0, turns):
                 r = tl.arange(0, BM)
                 if pictured:
@@ -117,7 +119,8 @@ def _look(
                     inner = turn * TAKEN + (r // 8 % TAKEN if APART > 1 else r)
                     slot = pixel_row * row_pixel + inner
                 else:
-                    tile = tile_at(turn, above, across, at_first, at_second, full_end, phase == 0)
+                    step = spread(turn, turns, block)
+                    tile = tile_at(step, above, across, at_first, at_second, full_end, phase == 0)
                     slot = tile * BM + r
                 if ROW_E:
                     inside = pixel_row < row_bins
@@ -166,7 +169,7 @@ def _look(
                 if WANT_LARGEST:
                     nearest = tl.max(tl.max(by_thread(t, BM, BN, GC), 3), 1)
                 if WANT_ENTROPY:
-                    spread = tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1)
+                    chaos = tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1)
                 if summed:
                     parts_0 = tl.sum(by_thread(p, BM, BN, GC), 3)
                 if WANT_DISTANCE:
@@ -192,7 +195,7 @@ def _look(
                     to = LARGEST + at_row * BINS + block % BINS
                     tl.atomic_min(to, least.to(tl.int32, bitcast=True), mask=row_ok & (least < 1.0e29), sem="relaxed")
                 if WANT_ENTROPY:
-                    spread = tl.sum(spread + tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1), 1)
+                    chaos = tl.sum(chaos + tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1), 1)
                 if summed:
                     parts_1 = tl.sum(by_thread(p, BM, BN, GC), 3)
                 if WANT_DISTANCE:
@@ -200,11 +203,11 @@ def _look(
                     far = tl.abs(tl.sum(far, 1))
                 if WANT_ENTROPY and WANT_DISTANCE:
                     # Two sums in one go: getting a row's sum to the thread that adds it costs more than the sum.
-                    both = tl.join(spread * fixed_entropy, far * fixed_distance).to(tl.int64)
+                    both = tl.join(chaos * fixed_entropy, far * fixed_distance).to(tl.int64)
                     to = ENTROPY + at_row[:, None] * 2 + tl.arange(0, 2)[None, :]
                     tl.atomic_add(to, both, mask=row_ok[:, None], sem="relaxed")
                 elif WANT_ENTROPY:
-                    tl.atomic_add(ENTROPY + at_row, (spread * fixed_entropy).to(tl.int64), mask=row_ok, sem="relaxed")
+                    tl.atomic_add(ENTROPY + at_row, (chaos * fixed_entropy).to(tl.int64), mask=row_ok, sem="relaxed")
                 elif WANT_DISTANCE:
                     tl.atomic_add(DISTANCE + at_row, (far * fixed_distance).to(tl.int64), mask=row_ok, sem="relaxed")
                 if WANT_TOTAL:
@@ -332,11 +335,12 @@ def look(
         ("sums", 1 / fixed),
     ):
         if name in found:
-            found[name] = found[name].float().mul_(unit)
+            found[name] = found[name] * unit  # a float32, in one go
     if "largest" in found:
-        bits = found["largest"] if bins == 1 else found["largest"].amin(-1, keepdim=True)
-        score = (lse2 - bits[..., 0].view(torch.float32)) * LN2
-        found["max_score"] = torch.where(bits[..., 0] == NOTHING, -torch.inf, score)
+        bits = found["largest"][..., 0] if bins == 1 else found["largest"].amin(-1)
+        # NOTHING is NaN as a float.
+        score = torch.sub(lse.float(), bits.view(torch.float32), alpha=LN2)
+        found["max_score"] = score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     if "maxima" in found:
         found["maxima"] = found["maxima"].view(torch.float32)
     return found

@@ -115,3 +115,13 @@ def tile_at(step, above, across, begin, second, third, FIRST_PHASE: tl.constexpr
         return tl.where(step < above + across, tile, third + (step - above - across))
     else:
         return tl.where(step < above, begin + step, second + (step - above))
+
+
+@triton.jit
+def spread(i, total, program):
+    """The order of steps: every program goes through eight at a time in an order of its own.
+
+    Else all programs of a map would add to the sums of the same rows at the same moment, and wait for each other.
+    """
+    start = i // 8 * 8
+    return tl.where(start + 8 <= total, start + (i + program) % 8, i)
