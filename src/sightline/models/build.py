@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sightline.models.checkpoint import Checkpoint, refused
 from sightline.models.families import FAMILIES
@@ -34,7 +35,7 @@ def build(
     where = torch.device("cpu" if device is None else device)
     family, settings = family_of(checkpoint), Settings(checkpoint)
     names = family.names(settings)
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInitialising():
         model = family.make(settings)
     plan = _plan(model, names, checkpoint)
     _refuse_leftovers(plan, family, checkpoint)
@@ -42,6 +43,20 @@ def build(
     model.config, model.source = checkpoint.config, checkpoint.source  # type: ignore[assignment]
     model.special, model.tokenizer = checkpoint.special, checkpoint.tokenizer  # type: ignore[assignment]
     return model.eval()
+
+
+class _NoInitialising(TorchFunctionMode):
+    """Leave parameters as they are made: all of them are filled from the file.
+
+    (On the meta device, where there are no numbers to draw, `normal_` still loads all of torch's compiler: two
+    seconds.)
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
 
 
 def family_of(checkpoint: Checkpoint) -> Family:

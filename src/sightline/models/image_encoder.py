@@ -22,6 +22,13 @@ class ImageEncoder(nn.Module):
 
     Made by `sl.models.load`. Images are floats `[*batch, channels, height, width]` of the size the model was trained
     with, scaled as it was trained with: what preprocessor_config.json says.
+
+    >>> from sightline.positions import Learned
+    >>> encoder = Encoder(16, heads=2, layers=1, positions=Learned(16, length=7))
+    >>> model = ImageEncoder(encoder, size=(8, 12), patch=(4, 4), channels=3)
+    >>> states, sights = model.observe(torch.randn(3, 8, 12))
+    >>> states.shape, sights.tokens
+    (torch.Size([7, 16]), ['image', '0,0', '0,1', '0,2', '1,0', '1,1', '1,2'])
     """
 
     def __init__(

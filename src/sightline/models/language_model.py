@@ -26,6 +26,17 @@ class LanguageModel(TextModel):
     """A decoder of text such as GPT-2 or Llama: `model(ids)` gives logits, `model.generate(prompt)` goes on writing.
 
     Made by `sl.models.load`. `model.observe(text)` gives the logits and the sights of all layers.
+
+    >>> from sightline.models import load
+    >>> model, tokenizer = load("smollm2")
+    >>> model.generate("The capital of France is", max_new_tokens=2)
+    ' Paris.'
+    >>> model.generate(["1, 2, 3, 4,", "The opposite of hot is"], max_new_tokens=8, stop=[",", "."])
+    [' 5', ' cold']
+    >>> for piece in model.stream("Once upon a", max_new_tokens=2):
+    ...     print(repr(piece))
+    ' time'
+    ','
     """
 
     special = SpecialTokens()

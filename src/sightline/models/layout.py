@@ -23,40 +23,39 @@ _TALL = 1.5
 def memory_for(model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[int, Tensor]:
     """Memory for every parameter of a model, by its id, where one token reads it fastest; nothing is in it yet.
 
-    The model may be on the meta device. On other devices than the CPU every parameter lies for itself, row by row.
+    The model may be on the meta device. Only on the CPU do tall matrices lie column by column.
 
     >>> linear = nn.Linear(8, 64, device="meta")
     >>> memory_for(linear, torch.float32, torch.device("cpu"))[id(linear.weight)].stride()
     (1, 64)
     """
     places: dict[int, Tensor] = {}
-    if device.type == "cpu":
-        for part in model.modules():
-            if isinstance(part, MultiHeadAttention):
-                _place(places, dtype, part.query, part.key, part.value)
-            elif isinstance(part, FeedForward) and part.gate is not None:
-                _place(places, dtype, part.gate, part.up)
-        for part in model.modules():
-            if isinstance(part, nn.Linear):
-                _place(places, dtype, part)
+    for part in model.modules():
+        if isinstance(part, MultiHeadAttention):
+            _place(places, dtype, device, part.query, part.key, part.value)
+        elif isinstance(part, FeedForward) and part.gate is not None:
+            _place(places, dtype, device, part.gate, part.up)
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            _place(places, dtype, device, part)
     for parameter in model.parameters():
         if id(parameter) not in places:
             places[id(parameter)] = torch.empty(parameter.shape, dtype=dtype, device=device)
     return places
 
 
-def _place(places: dict[int, Tensor], dtype: torch.dtype, *linears: nn.Linear) -> None:
+def _place(places: dict[int, Tensor], dtype: torch.dtype, device: torch.device, *linears: nn.Linear) -> None:
     """One block for linear layers with the same input."""
     weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
     alike = len({w.shape[1] for w in weights}) == 1 and len({b is None for b in biases}) == 1
     if not alike or any(id(w) in places for w in weights):
         return
     rows, columns = sum(len(w) for w in weights), weights[0].shape[1]
-    if rows >= _TALL * columns:
-        block = torch.empty(columns, rows, dtype=dtype, device="cpu").t()
+    if device.type == "cpu" and rows >= _TALL * columns:
+        block = torch.empty(columns, rows, dtype=dtype, device=device).t()
     else:
-        block = torch.empty(rows, columns, dtype=dtype, device="cpu")
-    line = torch.empty(rows, dtype=dtype, device="cpu")
+        block = torch.empty(rows, columns, dtype=dtype, device=device)
+    line = torch.empty(rows, dtype=dtype, device=device)
     sizes = [len(w) for w in weights]
     for linear, weight, bias in zip(linears, block.split(sizes), line.split(sizes), strict=True):
         places[id(linear.weight)] = weight

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.lens.limits import require
@@ -47,22 +46,7 @@ def load(
 
     from sightline.models.build import build
 
-    with _NoInitialising():
-        model = build(checkpoint, dtype=dtype, device=device)
-    return model, tokenizer
-
-
-class _NoInitialising(TorchFunctionMode):
-    """Leave parameters as they are made: all of them are replaced, and random numbers would take longer than reading.
-
-    (On the meta device, where there are none to draw, `normal_` still loads all of torch's compiler: two seconds.)
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return function(*args, **kwargs)
+    return build(checkpoint, dtype=dtype, device=device), tokenizer
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -47,10 +47,11 @@ class Sights(dict[str, Sight]):
         )
 
 
+@torch.no_grad()
 def observe(
     model: nn.Module, args: tuple, options: dict[str, Any], stats: Any, layers: Layers, heads: Heads
 ) -> tuple[Tensor, Sights]:
-    """The output of a call, and the sights of chosen layers and heads."""
+    """The output of a call, without a gradient, and the sights of chosen layers and heads."""
     # Of some heads only, the statistics are computed afterwards, for them alone.
     with observing(model, stats if heads is None else (), layers) as seen:
         out: Tensor = model(*args, **options)

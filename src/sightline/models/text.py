@@ -46,6 +46,10 @@ class TextModel(nn.Module):
 
         Without the blanks around it; tokens of blanks alone are shown by signs, and a token that stands for nothing in
         the text, such as [CLS], has its own name.
+
+        >>> from sightline.models import load
+        >>> load("minilm")[0].tokens("Tokenization!")
+        ['[CLS]', 'Token', 'ization', '!', '[SEP]']
         """
         return self.batch(text).tokens
 
@@ -55,7 +59,15 @@ class TextModel(nn.Module):
         """The output for a text (or several, or ids), and the sights of the attention on the way.
 
         `stats` and `layers` are those of `sl.nn.observing`; `heads` keeps some of the query heads. `sights.tokens`
-        are the labels of rows and columns, `sights[3]` is the sight of layer 3. Other options go to the model.
+        are the labels of rows and columns, `sights[3]` is the sight of layer 3. Other options go to the model. There
+        is no gradient: to train while you look, use `sl.nn.observing`.
+
+        >>> from sightline.models import load
+        >>> model, _ = load("minilm")
+        >>> states, sights = model.observe("The kids were scared of the lions, so they left.", layers=3, heads=1)
+        >>> they, kids = sights.tokens.index("they"), sights.tokens.index("kids")
+        >>> round(sights[3].tile(they, kids).item(), 1)
+        0.8
         """
         batch = self.batch(text)
         if batch.padding is not None:

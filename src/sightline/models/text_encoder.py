@@ -52,6 +52,15 @@ class TextEncoder(TextModel):
     """An encoder of text such as BERT: `model(ids)` gives the hidden states, `model.encode(texts)` one vector each.
 
     Made by `sl.models.load`. `model.observe(text)` gives the hidden states and the sights of all layers.
+
+    >>> from sightline.models import load
+    >>> model, tokenizer = load("minilm")
+    >>> vectors = model.encode(["A cat is napping.", "The cat sleeps.", "Stocks fell sharply."])
+    >>> (vectors @ vectors[0]).argsort(descending=True)
+    tensor([0, 1, 2])
+    >>> with torch.no_grad():
+    ...     model(torch.tensor(tokenizer.encode("The cat sleeps.").ids)).shape
+    torch.Size([6, 384])
     """
 
     def __init__(self, embedding: TokenEmbedding, encoder: Encoder, pooling: Pooling) -> None:
