@@ -180,6 +180,18 @@ def test_nothing_is_asked_of_gradients() -> None:
     mine.zero_grad(set_to_none=True)
 
 
+def test_autocast_and_other_modes_are_respected() -> None:
+    _, mine = pair("llama")
+    prompt = ids_of(1, 6)[0].tolist()
+    made = mine.generate(prompt, max_new_tokens=6, eos=())
+    with torch.device("cpu"):
+        assert mine.generate(prompt, max_new_tokens=6, eos=()) == made
+    with torch.autocast("cpu", torch.bfloat16):
+        halves = mine.generate(prompt, max_new_tokens=6, eos=())
+    assert len(halves) == 6
+    assert halves[0] == made[0]
+
+
 @pytest.mark.parametrize(
     "prompt, options, text",
     [

@@ -58,12 +58,16 @@ class _State:
         if self.real is not None:
             end = done + ids.shape[1]
             at, real = self.at[:, done:end].clamp_min(0), self.real[:, :end]
-        # A function mode is somebody who looks: observers, `sl.watch`.
-        if done and self.fast is not None and not torch._C._len_torch_function_stack():
+        if done and self.fast is not None and not _looked_at(ids.device):
             logits = self.model.head(self.fast(self.model.embedding(ids), self.cache, at, real))
         else:
             logits = self.model(ids, cache=self.cache, at=at, padding=real, last=1)
         return logits[:, -1]
+
+
+def _looked_at(device: torch.device) -> bool:
+    """Whether modules have to be called themselves: for a function mode (observers, `sl.watch`), or for autocast."""
+    return bool(torch._C._len_torch_function_stack()) or torch.is_autocast_enabled(device.type)
 
 
 def check_room(model: LanguageModel, longest: int, most: int) -> None:
