@@ -2,7 +2,7 @@
 
 | file       | model_type                                | module          |
 | ---------- | ----------------------------------------- | --------------- |
-| `bert.py`  | bert, roberta, xlm-roberta, distilbert    | `TextEncoder`   |
+| `bert.py`  | bert, roberta and its kin, distilbert     | `TextEncoder`   |
 | `gpt2.py`  | gpt2                                      | `LanguageModel` |
 | `llama.py` | llama, mistral, qwen2, phi3               | `LanguageModel` |
 | `vit.py`   | vit                                       | `ImageEncoder`  |
