@@ -22,9 +22,8 @@ from sightline.lens.geometry import Axis
 from sightline.lens.html import cell_for
 from sightline.lens.requests import ROW_STATS, parse
 from sightline.lens.walk import see, walk
-from sightline.masks import Band, Mask, Padding
-from sightline.masks.base import And
-from sightline.watch.cells import weights_at
+from sightline.masks import Band, Mask
+from sightline.watch.shares import Place, shares
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -35,7 +34,6 @@ _WHOLE = 1 << 22
 # Bins of one layer's overview over batch and heads: 64 MiB.
 _BINS = 1 << 24
 
-SHARES = ("previous", "first", "same", "induction")
 DEFAULT = ("entropy", "received", "overview", "shares")
 
 
@@ -100,17 +98,6 @@ def cells_for(maps: int, queries: int, keys: int) -> tuple[int, int]:
     return height, width
 
 
-@dataclass
-class Place:
-    """Where a call stands in its run: the row its queries begin at, its first key, and the bins of its overview."""
-
-    row: int
-    first_key: int
-    query_position: int  # where the first query stands among all keys; negative for cross-attention
-    cell: tuple[int, int]
-    repeats: Tensor | None = None  # [batch, queries]: where an induction head would look
-
-
 def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, Tensor]:
     """Every statistic of one call, by name, on the device of the call."""
     with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
@@ -127,7 +114,7 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
             weights = None
             _by_tiles(call, row, rows, wanted, place, found)
         if wanted.shares:
-            _shares(call, row, place, found, weights)
+            found.update(shares(call, row, place, weights))
         return found
 
 
@@ -231,50 +218,3 @@ def bins(start: int, length: int, cell: int) -> Axis:
     inner = np.arange(start // cell + 1, -(-(start + length) // cell)) * cell - start
     edges = np.concatenate([[0], inner, [length]]).astype(np.int64)
     return Axis(edges, None, cell if start % cell == 0 else 0)
-
-
-def _shares(call: Call, row: Tensor, place: Place, found: dict[str, Tensor], weights: Tensor | None) -> None:
-    """The weights of the previous, the first and the same token, and of where an induction head would look."""
-    s, device = call.sizes, call.device
-    real = real_keys(call.mask, s.keys, device)
-
-    def at(keys: Tensor | int) -> Tensor:
-        if weights is None:
-            return weights_at(call, row, keys)
-        if isinstance(keys, int):
-            keys = torch.arange(s.queries, device=device)[None] + keys
-        keys = keys.expand(s.batch[0], s.queries)
-        index = keys.clamp(0, s.keys - 1)[:, None, :, None].expand(-1, s.heads, -1, 1)
-        outside = (keys < 0) | (keys >= s.keys)
-        return weights.gather(-1, index)[..., 0].masked_fill(outside[:, None], 0.0)
-
-    if not s.keys or not s.queries:
-        return
-    first = torch.full((1, 1), -1 if place.first_key else 0, device=device)
-    if real is not None:
-        begins = real.int().argmax(-1, keepdim=True)
-        first = torch.where(real[:, :1], first, begins)
-    found["first"] = at(first)
-    if place.query_position < 0:
-        return
-    offset = place.query_position - place.first_key
-    found["same"], found["previous"] = at(offset), at(offset - 1)
-    if place.repeats is not None:
-        keys = place.repeats.to(device)
-        found["repeated"] = (keys >= 0).expand(s.batch[0], s.queries)
-        found["induction"] = at(torch.where(keys >= place.first_key, keys - place.first_key, -1))
-    if real is not None:
-        position = torch.arange(s.queries, device=device)[None] + offset
-        inside = position.clamp(0, s.keys - 1).expand(real.shape[0], -1)
-        found["real"] = real.gather(-1, inside).expand(s.batch[0], s.queries)
-
-
-def real_keys(mask: Mask | None, keys: int, device: torch.device) -> Tensor | None:
-    """Which keys are real, `[batch, keys]`, if the mask says so."""
-    if isinstance(mask, Padding):
-        row = mask.tile(slice(0, 1), slice(0, keys), 1, keys, device)[..., 0, 0, :]
-        return row.reshape(-1, keys)
-    if isinstance(mask, And):
-        left, right = real_keys(mask.left, keys, device), real_keys(mask.right, keys, device)
-        return left if right is None else right if left is None else left & right
-    return None

@@ -81,7 +81,7 @@ def compact(
         k, v = k[..., : span.keys, :], v[..., : span.keys, :]
         if "bias" in more:
             more["bias"] = more["bias"][..., : span.keys]
-    with state.quiet(compiled=True):
+    with state.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, mask=rule, scale=scale, dropout=dropout, **more)
         out, row = output_and_rows(call, "auto")
     first_query = position(who, q.shape[-2], k.shape[-2], None if mask is not None else False, first)
@@ -98,10 +98,10 @@ def own(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     first_query = position(who, q.shape[-2], k.shape[-2], is_causal, None)
     if not who.wanting:
         who.note(first_query, k.shape[-2])
-        with state.quiet(compiled=True):
+        with state.quiet(compiled=q.is_cuda):
             return func(*args, **kwargs)
     options = {name: value for name, value in kwargs.items() if name not in ("q", "k", "v", "backend")}
-    with state.quiet(compiled=True):
+    with state.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, **options)
         out, row = output_and_rows(call, kwargs.get("backend", "auto"))
     who.record(_looked(call, row, first_query, 0))
@@ -158,7 +158,7 @@ def look(
     **more: Any,
 ) -> Looked:
     """The account of a call whose output somebody else computed."""
-    with state.quiet(compiled=True), torch.no_grad():
+    with state.quiet(compiled=q.is_cuda), torch.no_grad():
         batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
         if q.shape[:-3] != k.shape[:-3]:
             q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from sightline.errors import InputError, SightFileError, explain
 from sightline.lens import store
-from sightline.watch.account import SHARES
 from sightline.watch.grow import Layer
 from sightline.watch.kept import KeptSight
 from sightline.watch.portable import has_table, writable_bias, writable_mask
 from sightline.watch.seen import LayerLike, Seen
+from sightline.watch.shares import SHARES
 
 FORMAT, VERSION = "sightline-seen", 1
 INDEX = "index.json"

@@ -20,9 +20,10 @@ from sightline.lens import Picture, Top
 from sightline.masks import Band, Mask, Padding, causal, padding, prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
-from sightline.watch.account import Wanted, cells_for, real_keys
+from sightline.watch.account import Wanted, cells_for
 from sightline.watch.kept import KeptSight, gather_bins
 from sightline.watch.mods import Stacked
+from sightline.watch.shares import real_keys
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

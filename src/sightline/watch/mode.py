@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from sightline.attention.api import attention
 from sightline.watch import calls, state
+from sightline.watch.flex import flex
 from sightline.watch.where import running
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class WatchMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        handler = _handlers().get(func)
+        handler = _HANDLERS.get(func)
         if handler is None:
             return func(*args, **kwargs)
         who = audience()
@@ -92,12 +92,5 @@ _HANDLERS: dict[Any, Handler] = {
     F.scaled_dot_product_attention: calls.sdpa,
     F.multi_head_attention_forward: calls.multi_head,
     attention: calls.own,
+    torch.ops.higher_order.flex_attention: flex,
 }
-
-
-def _handlers() -> dict[Any, Handler]:
-    if len(_HANDLERS) == 3 and "torch.nn.attention.flex_attention" in sys.modules:
-        from sightline.watch.flex import flex
-
-        _HANDLERS[torch.ops.higher_order.flex_attention] = flex
-    return _HANDLERS

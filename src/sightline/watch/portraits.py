@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, MissingExtraError, explain
-from sightline.watch.account import real_keys
+from sightline.watch.shares import real_keys
 
 if TYPE_CHECKING:
     from sightline.watch.seen import LayerLike, Seen

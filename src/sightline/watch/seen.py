@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sightline.errors import InputError, InputTypeError, explain
-from sightline.watch.account import SHARES
+from sightline.watch.shares import SHARES
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -87,7 +87,7 @@ def _without_modes() -> Iterator[None]:
 
 def stance(name: str) -> AbstractContextManager[Any]:
     """torch.compile's stance, for a while; nothing where no compiler has been loaded."""
-    if not {"torch._dynamo", "torch.nn.attention.flex_attention"} & set(sys.modules):
+    if "torch._dynamo" not in sys.modules and "torch.nn.attention.flex_attention" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance(name)
 

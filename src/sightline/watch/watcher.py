@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
 from sightline.watch import hf, state
-from sightline.watch.account import Place, Wanted, account, cells_for
+from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
 from sightline.watch.folder import Writer
@@ -22,6 +22,7 @@ from sightline.watch.grow import Layer, Part
 from sightline.watch.mode import WatchMode
 from sightline.watch.portable import bias_heads, mask_heads, mask_to
 from sightline.watch.seen import Seen
+from sightline.watch.shares import Place
 from sightline.watch.ship import Shipper
 from sightline.watch.tables import Tables
 from sightline.watch.tokens import Reader
