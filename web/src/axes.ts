@@ -19,8 +19,8 @@ export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Ma
   const every = grid.ch >= EVERY;
   const places = every ? range(q0, q1) : withMarks(ticks(q0, q1, grid.ch, APART), [...marks.rows, marks.hoverRow], q0, q1, grid.ch);
   const labels = places.map((i) => {
-    const label = el("div", { class: "axis-label row" }, every ? null : position(i), tokens.element(i));
-    label.style.top = `${grid.y(i) + (every ? 0 : Math.min(grid.ch, 4) / 2 - 8)}px`;
+    const label = el("div", { class: "axis-label row" }, every ? null : position(i), tokens.named || every ? tokens.element(i) : null);
+    label.style.top = `${every ? grid.y(i) : Math.max(grid.y(i) + Math.min(grid.ch, 4) / 2 - 8, 0)}px`;
     label.style.height = `${every ? grid.ch : 16}px`;
     mark(label, marks.rows.has(i), marks.hoverRow === i);
     return label;
@@ -35,8 +35,8 @@ export function drawColumns(box: HTMLElement, grid: Grid, tokens: Tokens, marks:
     ? range(k0, k1)
     : withMarks(ticks(k0, k1, grid.cw, APART), [...marks.columns, marks.hoverColumn], k0, k1, grid.cw);
   const labels = places.map((i) => {
-    const label = el("div", { class: `axis-label column${every ? " steep" : ""}` }, every ? null : position(i), tokens.element(i));
-    label.style.left = `${grid.x(i) + (every ? grid.cw / 2 : Math.min(grid.cw, 4) / 2)}px`;
+    const label = el("div", { class: `axis-label column${every ? " steep" : ""}` }, every ? null : position(i), tokens.named || every ? tokens.element(i) : null);
+    label.style.left = `${every ? grid.x(i) + grid.cw / 2 : Math.max(grid.x(i) + Math.min(grid.cw, 4) / 2, 18)}px`;
     mark(label, marks.columns.has(i), marks.hoverColumn === i);
     return label;
   });

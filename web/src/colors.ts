@@ -60,8 +60,9 @@ export function weightAt(scale: Scale, t: number): number {
   return scale.name === "linear" ? scale.lo + t * (scale.hi - scale.lo) : scale.lo * (scale.hi / scale.lo) ** t;
 }
 
+// What exactly 0 looks like: paper, lighter than the darkest colour where that is nearly black.
 export function paper(dark: boolean): Rgb {
-  return dark ? [20, 20, 26] : [255, 255, 255];
+  return dark ? [36, 36, 45] : [255, 255, 255];
 }
 
 export function colorOf(scale: Scale, weight: number): Rgb | null {
@@ -131,7 +132,8 @@ export function thumbWeight(code: number): number {
 export function thumbTable(scale: Scale): Uint32Array {
   const table = new Uint32Array(256);
   for (let code = 0; code < 256; code++) {
-    const color = colorOf(scale, thumbWeight(code));
+    // A byte cannot tell 0 from next to nothing: both are shown as below the floor.
+    const color = code === 1 ? rampColor(scale, 0) : colorOf(scale, thumbWeight(code));
     table[code] = color === null ? 0 : ((255 << 24) | (color[2] << 16) | (color[1] << 8) | color[0]) >>> 0;
   }
   return table;

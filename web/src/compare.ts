@@ -92,7 +92,7 @@ export class Compare {
       const shown = difference ? [a, b] : [heads[i]];
       view.show({ heads: shown, scale, pool, diagonal, q: clipped(q, shown[0], true), k: k === null ? null : (clipped([k], shown[0], false)[0] ?? null) });
       const title = difference ? `${a.run.short(a.layer, a.head)} − ${b.run.short(b.layer, b.head)}` : label(heads[i]);
-      view.node.parentElement!.querySelector("h3")!.textContent = title;
+      view.node.parentElement!.querySelector("h2")!.textContent = title;
     });
   }
 
@@ -110,7 +110,7 @@ export class Compare {
     );
     view.surface.append(tooltip.node);
     this.views.push(view);
-    this.maps.append(el("section", { class: "compare-side" }, el("h3", {}), view.node));
+    this.maps.append(el("section", { class: "compare-side" }, el("h2", { class: "plain" }), view.node));
   }
 
   // A pin applies to both: of the second map, by its relative position where the lengths differ.

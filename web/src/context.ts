@@ -29,6 +29,7 @@ export class Context {
   readonly notice = new Signal("");
   readonly link = new Signal<[number, number, number] | null>(null);
   readonly busy = new Signal(false);
+  readonly following = new Signal(false); // whether the newest token of a growing run is chosen as it comes
   private opening = 0;
 
   constructor() {
@@ -100,6 +101,26 @@ export class Context {
   private async firstLink(run: OpenRun): Promise<[number, number, number] | null> {
     const [layer, head] = run.portraits?.first ?? [0, 0];
     return Promise.race([run.source.link(run.id, run.rev, layer, head), wait(800)]).catch(() => null);
+  }
+
+  // A run that is being written has new rows: the same view, with more of them.
+  async grow(id: string): Promise<void> {
+    const open = this.run.value;
+    if (!open || open.id !== id) return this.open(id, true);
+    const info = await this.source.run(id);
+    if (this.run.value !== open || info.state !== "done" || (info.revision === open.rev && info.growing === open.info.growing)) return;
+    const run = new OpenRun(this.source, info);
+    run.inherit(open);
+    run.loadThumbs().then((estimate) => this.told(run, estimate)).catch(() => undefined);
+    run.loadPortraits().then(() => this.told(run, false)).catch(() => undefined);
+    await run.tokens.load(() => undefined);
+    if (this.run.value !== open) return;
+    this.run.set(run);
+    this.tokens.set(this.tokens.value + 1);
+    if (this.following.value) {
+      const last = info.layers[0].queries - 1;
+      this.store.replace({ q: [last], k: null });
+    }
   }
 
   // The summaries came after the first view: go to the head they name, unless someone has begun to look around.

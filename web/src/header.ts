@@ -110,18 +110,44 @@ export class Header {
     this.stopEvents?.();
     const stop = this.context.source.events(id, (order) => {
       this.show(order);
+      if (order.stage === "generating" && order.done > 1) void this.grow(id);
       if (order.state === "done") {
         this.stopEvents = null;
         this.progress.hidden = true;
-        this.composer.node.classList.remove("alone");
-        this.composer.node.hidden = true;
-        void this.refresh().then(() => this.context.open(id, true));
+        this.settle();
+        void this.refresh().then(() => this.context.grow(id));
       } else if (order.state === "failed" || order.state === "cancelled") {
         this.stopEvents = null;
         if (!this.context.run.value) this.invite();
       }
     });
     this.stopEvents = stop;
+  }
+
+  private growing = false;
+
+  // The map of a text that is being generated, as far as it is written.
+  private async grow(id: string): Promise<void> {
+    if (this.growing) return;
+    this.growing = true;
+    try {
+      if ((await this.context.source.run(id)).state === "done") {
+        this.settle();
+        if (!this.runs.some((run) => run.id === id)) await this.refresh();
+        await this.context.grow(id);
+      }
+    } catch {
+      // the next piece of news asks again
+    } finally {
+      window.setTimeout(() => (this.growing = false), 700);
+    }
+  }
+
+  // There is something to look at: the text box gives way.
+  private settle(): void {
+    this.composer.node.classList.remove("alone");
+    this.composer.node.hidden = true;
+    this.newButton.setAttribute("aria-expanded", "false");
   }
 
   private show(order: OrderInfo): void {
@@ -135,8 +161,16 @@ export class Header {
       el("span", { class: "title" }, `${order.model}: ${order.title.slice(0, 50)}`),
       over ? el("span", {}, problem) : bar,
       over ? "" : el("span", {}, where),
+      order.stage === "generating" && !over ? this.followSwitch() : "",
       el("button", { class: "button quiet", attrs: { type: "button" }, on: { click: () => (over ? (this.progress.hidden = true) : void this.context.source.close(order.id)) } }, over ? "Dismiss" : "Cancel"),
     );
+  }
+
+  private followSwitch(): HTMLElement {
+    const box = el("input", { attrs: { type: "checkbox", id: "follow" } });
+    box.checked = this.context.following.value;
+    box.addEventListener("change", () => this.context.following.set(box.checked));
+    return el("label", { class: "follow", attrs: { for: "follow" } }, box, " follow");
   }
 
   private async closeRun(): Promise<void> {

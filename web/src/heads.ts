@@ -31,7 +31,7 @@ export class Heads {
 
   constructor(private context: Context) {
     this.node = el(
-      "aside",
+      "section",
       { class: "heads", attrs: { "aria-label": "Heads", id: "heads" } },
       el("h2", {}, "Heads"),
       this.chips,

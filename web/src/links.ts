@@ -12,6 +12,7 @@ const LINE = 22;
 const TOP = 8;
 const LEAST = 0.02;
 const WIDE = 260;
+const NARROW = 110;
 
 interface Line {
   q: number;
@@ -132,12 +133,13 @@ export class Links {
 
   private draw(): void {
     const height = Math.max(this.stop - this.first, this.keyStop - this.first) * LINE;
-    this.lines.setAttribute("width", String(WIDE));
+    const wide = this.node.clientWidth < 600 ? NARROW : WIDE;
+    this.lines.setAttribute("width", String(wide));
     this.lines.setAttribute("height", String(height));
     this.lines.replaceChildren(
       ...this.found.map(({ q, k, weight }) => {
         const [a, b] = [(q - this.first + 0.5) * LINE, (k - this.first + 0.5) * LINE];
-        const path = svg("path", { d: `M0 ${a}C${WIDE / 2} ${a} ${WIDE / 2} ${b} ${WIDE} ${b}`, fill: "none", "stroke-width": (0.6 + 3.4 * weight).toFixed(2), "stroke-opacity": Math.max(0.08, weight).toFixed(3), "data-q": q, "data-k": k });
+        const path = svg("path", { d: `M0 ${a}C${wide / 2} ${a} ${wide / 2} ${b} ${wide} ${b}`, fill: "none", "stroke-width": (0.6 + 3.4 * weight).toFixed(2), "stroke-opacity": Math.max(0.08, weight).toFixed(3), "data-q": q, "data-k": k });
         path.append(svg("title", {}, show(weight)));
         return path;
       }),

@@ -37,7 +37,7 @@ class App {
   private exports = new ExportDialog(this.context, () => this.activeMap(), () => this.links);
   private tabs = el("div", { class: "tabs", attrs: { role: "tablist", "aria-label": "views" } });
   private views = el("div", { class: "views" });
-  private centre = el("main", { class: "centre", attrs: { id: "centre" } }, this.tabs, this.views);
+  private centre = el("div", { class: "centre", attrs: { id: "centre" } }, this.tabs, this.views);
   private panels = el("nav", { class: "panels", attrs: { "aria-label": "views" } });
   private root = el("div", { class: "app empty" });
 
@@ -50,7 +50,8 @@ class App {
     const handle = el("button", { class: "rail-handle", attrs: { type: "button", "aria-expanded": "false", "aria-controls": "heads" } }, "Heads");
     handle.addEventListener("click", () => this.openRail(!this.root.classList.contains("rail-open")));
     this.heads.node.addEventListener("chosen", () => this.openRail(false));
-    this.root.append(skip, this.header.node, this.header.progress, this.header.composerNode, this.sentence, handle, this.heads.node, this.centre, this.text.node, this.panels, this.notice, this.live, this.help.node, this.exports.node);
+    const all = el("main", { class: "main" }, el("h1", { class: "visually-hidden" }, "Sightline explorer"), this.sentence, handle, this.heads.node, this.centre, this.text.node);
+    this.root.append(skip, this.header.node, this.header.progress, this.header.composerNode, all, this.panels, this.notice, this.live, this.help.node, this.exports.node);
     host.replaceChildren(this.root);
     if (!this.context.source.live) this.frozen();
     this.follow();
@@ -69,7 +70,7 @@ class App {
   private frozen(): void {
     this.root.classList.add("frozen");
     const text = "A report: every head as a thumbnail, chosen heads in up to 512 bins a side, weights right to 3.3 %. It lacks steps, rollout and new texts: sightline serve has them.";
-    this.sentence.before(el("p", { class: "report-note" }, text));
+    this.header.node.after(el("p", { class: "report-note", attrs: { role: "note" } }, text));
   }
 
   private async arrive(): Promise<void> {
@@ -100,6 +101,7 @@ class App {
   private follow(): void {
     const { context } = this;
     context.run.on((run) => this.root.classList.toggle("empty", !run));
+    context.busy.on((busy) => this.root.classList.toggle("busy", busy));
     context.store.on(["view"], () => this.showView());
     context.notice.on((text) => {
       if (!text) return;

@@ -271,6 +271,14 @@ export class MapView {
     this.grid.ox = origin.x;
     this.grid.oy = origin.y;
     this.grid.zoom = this.map.getZoom();
+    // The map has moved under the pointer.
+    if (this.pointer && this.hovered) this.point();
+  }
+
+  private point(): void {
+    const { x, y } = this.pointer!;
+    this.hovered = this.grid.at(x, y);
+    this.events.hover(this.hovered, x, y, this.hovered ? this.valueAt(this.hovered) : null);
   }
 
   private moved(): void {
@@ -393,9 +401,7 @@ export class MapView {
     leaflet.addEventListener("mousemove", (event) => {
       if (this.box) return;
       this.pointer = point(event);
-      const cells = this.grid.at(this.pointer.x, this.pointer.y);
-      this.hovered = cells;
-      this.events.hover(cells, this.pointer.x, this.pointer.y, cells ? this.valueAt(cells) : null);
+      this.point();
       this.redraw();
     });
     leaflet.addEventListener("mouseleave", () => {

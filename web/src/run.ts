@@ -35,6 +35,16 @@ export class OpenRun {
     return this.info.revision;
   }
 
+  // What was known of the run before it grew, until it is known anew.
+  inherit(before: OpenRun): void {
+    this.portraits = before.portraits;
+    this.thumbBytes = before.thumbBytes;
+    for (let i = 0; i < Math.min(before.tokens.length, this.tokens.length); i++) {
+      this.tokens.texts[i] = before.tokens.texts[i];
+      this.tokens.kinds[i] = before.tokens.kinds[i];
+    }
+  }
+
   layer(index: number): LayerInfo {
     return this.info.layers[Math.min(index, this.info.layers.length - 1)];
   }

@@ -97,7 +97,7 @@ export class StepsView {
       el(
         "header",
         { class: "steps-head" },
-        el("h3", {}, "The output of ", el("q", {}, run.tokens.element(table.query, 24)), `, step by step: ${run.name(layer, head)}`),
+        el("h2", { class: "plain" }, "The output of ", el("q", {}, run.tokens.element(table.query, 24)), `, step by step: ${run.name(layer, head)}`),
         el("p", { class: "fine" }, `the weights sum to ${show(table.total)}`, table.difference === null ? "" : `; the sum differs from the model’s own output by at most ${table.difference.toExponential(1)}`),
       ),
       el("div", { class: "steps-q" }, el("span", { class: "label" }, "q ", el("span", { class: "symbol" }, pretty("q_i"))), vector(table.q, most.q)),

@@ -38,7 +38,7 @@ export class TextView {
 
   constructor(private context: Context) {
     this.node = el(
-      "aside",
+      "section",
       { class: "text", attrs: { "aria-label": "Text", id: "text" } },
       el("h2", {}, "Text"),
       this.tabs,

@@ -27,6 +27,7 @@ export function short(text: string, most = LONGEST): string {
 export class Tokens {
   readonly texts: string[];
   readonly kinds: number[];
+  named = true; // whether there are texts at all
   private pages = new Map<number, Promise<void>>();
 
   constructor(
@@ -45,6 +46,7 @@ export class Tokens {
   async load(arrived: () => void): Promise<void> {
     for (let from = 0; from < this.length; from += PAGE) {
       await this.page(from);
+      if (!from) this.named = this.texts.some((text) => text !== "");
       arrived();
     }
   }
@@ -58,7 +60,7 @@ export class Tokens {
   }
 
   label(i: number, most = LONGEST): string {
-    return this.text(i) === "" && i < this.length ? `#${i}` : short(this.text(i), most);
+    return this.text(i) === "" && i < this.length ? `#${i}` : short(this.text(i), most); // not there yet, or without a name
   }
 
   // A token to put into a page, isolated so that right-to-left text keeps to itself.

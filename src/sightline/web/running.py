@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from sightline.web.runs import Run
 
 # What the first view needs of every head; anything else is computed from q and k when it is asked for.
 STATS = ("entropy", "received", "overview", "overview_max", "shares")
+# Seconds between two looks at a run that is being generated: each reads all of it.
+EVERY = 1.0
 TITLES = {
     "minilm": "MiniLM-L6: encoder, 6 layers of 12 heads",
     "smollm2": "SmolLM2-135M: causal, 30 layers of 9 heads",
@@ -108,6 +111,8 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Callable[[Ticket,
             shutil.rmtree(folder, ignore_errors=True)
 
         def growing(seen: Seen) -> None:
+            for name in seen.layers:
+                seen.shares(name)  # read now, by the thread that also writes: later the files may be newer
             run = as_run(ticket.id, seen, cleanup=cleanup)
             run.growing, run.revision = True, len(run.tokens)
             grown(run)
@@ -170,13 +175,14 @@ def as_run(id: str, seen: Seen, **about: Any) -> Run:
     """A watched run as the explorer serves it."""
     tokens, memory = seen.tokens, seen.memory_tokens
     sight = seen[0]
-    names = tokens[0] if tokens else [str(i) for i in range(sight.shape[-2])]
+    batch = about.get("batch", 0)
+    names = tokens[batch] if tokens else [""] * sight.shape[-2]
     meta = seen.meta
     return Run(
         id,
         seen,
         names,
-        memory=memory[0] if memory else None,
+        memory=memory[batch] if memory else None,
         model=meta.get("name") or meta.get("model"),
         text=meta.get("text"),
         spans=meta.get("spans"),
@@ -210,16 +216,17 @@ def _generate(
     model: Any, order: Order, folder: Path, seen: Seen, report: Report, growing: Callable[[Seen], None] | None
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
-    known, text = 0.0, []
+    known, told, text = 0.0, 0.0, []
     report(stage="reading the text", done=0, total=order.generate)
     for i, piece in enumerate(model.stream(order.text, max_new_tokens=order.generate), start=1):
         text.append(piece)
         seen.meta["text"] = order.text + "".join(text)
         report(stage="generating", done=i, total=order.generate)
         stamp = (folder / "index.json").stat().st_mtime
-        if growing is not None and stamp > known and i > 1:
+        if growing is not None and stamp > known and i > 1 and time.monotonic() > told + EVERY:
             known = stamp
             growing(load_run(folder))
+            told = time.monotonic()
 
 
 @contextmanager
