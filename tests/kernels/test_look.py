@@ -46,8 +46,9 @@ def both(heads, kv_heads, queries, keys, dim=16, batch=1, dtype=torch.float32, r
     return compute._by_walk(call, row, job), found
 
 
-def assert_same(slow, fast, bound):
+def assert_same(slow, fast, bound, all_of_them=True):
     for expected, got in zip(slow, fast, strict=True):
+        assert not all_of_them or got.keys() >= expected.keys()
         for name in got:
             if name not in expected:
                 continue
@@ -79,7 +80,11 @@ CASES = {
 def test_every_statistic_equals_the_walk(name):
     options = {key: t.to(DEVICE) if isinstance(t, torch.Tensor) else t for key, t in CASES[name].items()}
     shape = options.pop("shape")
-    assert_same(*both(*shape, requests=[sl.Picture(5, 4)], **options), bound=5e-6)
+    slow, fast = both(*shape, requests=[sl.Picture(5, 4)], **options)
+    # Pictures under a table are left to the walk.
+    by_table = name in ("dense bias", "table and sinks", "prefix and holes")
+    assert bool(fast[1]) is not by_table
+    assert_same(slow, fast, bound=5e-6, all_of_them=not by_table)
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=str)

@@ -50,10 +50,13 @@ def _pass(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple
     if on_gpu.can(call):
         both = on_gpu.run(call, row, job)
         if both is not None:
-            left = [top for top in job.tops if top not in both[0]]
-            if left:
-                both[0].update(_by_walk(call, row, Job(set(), [], left, {}, []))[0])
-            return both
+            found, grids = both
+            tops = [top for top in job.tops if top not in found]
+            pixels = {key: axes for key, axes in job.grids.items() if key not in grids}
+            if tops or pixels:
+                rest = _by_walk(call, row, Job(set(), [], tops, pixels, []))
+                found, grids = found | rest[0], grids | rest[1]
+            return found, grids
     return _by_walk(call, row, job)
 
 

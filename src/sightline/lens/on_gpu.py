@@ -62,7 +62,7 @@ def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
 def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
     """The results of a job by the kernels, or None if the mask turns out not to be one stretch of keys per row.
 
-    The strongest keys may be missing from them: the kernels do not do every call, nor every row.
+    Pictures and the strongest keys may be missing from them: the kernels do not do every call, nor every row.
     """
     from sightline.kernels.layout import default_tiling
     from sightline.kernels.look import look
@@ -97,7 +97,9 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     bins = bins_for(max(request.n for request in tops)) if tops else 1
     if tops:
         want.add("max_score")  # whose bins give a first bound
-    pending = list(job.grids.items())
+    # Triton 3.6 computes sums of pixels wrongly where a tile took on the layout of a table.
+    by_table = options["table"] is not None or options["bias"] is not None
+    pending = [] if by_table else list(job.grids.items())
     largest = lse
     while want or pending:
         # A picture of the whole map rides along with the rest; sums and maxima of the same pixels go together.
