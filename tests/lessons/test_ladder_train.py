@@ -147,6 +147,8 @@ def write_bad(path: Path, how: str) -> None:
         about["done"] = [{"name": name, **rest} for name in names]
     elif how == "no weights":
         about["step"] = 3
+    elif how == "a step that is none":
+        about |= {"step": 99, "curve": [[1, 2.0]]}
     elif how == "not a description":
         about = [1, 2]
     if how == "cut short":
@@ -170,6 +172,7 @@ def write_bad(path: Path, how: str) -> None:
         "another rung",
         "too many rungs",
         "no weights",
+        "a step that is none",
         "not a description",
     ],
 )

@@ -25,9 +25,9 @@ from sightline.positions import Rotary
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-# Embeddings start small: the weight-free rung then begins as the average. With the usual 1 every character is by far
-# most similar to itself, attends to itself alone, and learns nothing from its past.
-EMBEDDING_STD = 0.1
+# Embeddings start small: the weight-free rung then begins close to the average. With the usual 1 every character is by
+# far most similar to itself, attends to itself alone, and learns nothing from its past.
+EMBEDDING_STD = 0.3
 
 
 @dataclass(frozen=True)

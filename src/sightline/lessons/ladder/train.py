@@ -179,8 +179,11 @@ def _stops(training: Training, now: Checkpoint, listen: Callable[[int, float | N
 
 def _restore(training: Training, now: Checkpoint) -> None:
     try:
+        looked = [step for step in training.settings.evaluations if step <= now.step]
+        if now.step not in training.settings.stops or [step for step, _ in now.curve] != looked:
+            raise ValueError(f"step {now.step} with {len(now.curve)} losses")
         training.restore(now.tensors, now.step)
-    except (KeyError, RuntimeError, TypeError) as error:
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(
             explain(
                 "the checkpoint does not fit this ladder",
