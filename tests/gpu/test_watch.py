@@ -79,6 +79,31 @@ def test_grouped_heads_keep_their_kernel():
     assert seen[0].shape == (2, HEADS, 700, 700)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_multihead_attention(dtype, need_weights):
+    layer = nn.MultiheadAttention(256, 4, batch_first=True, device="cuda", dtype=dtype).eval()
+    x = torch.randn(2, 100, 256, device="cuda", dtype=dtype)
+    blocked = torch.arange(100, device="cuda") >= torch.tensor([[100], [60]], device="cuda")
+    with torch.no_grad():
+        _, weights = layer(x, x, x, key_padding_mask=blocked, average_attn_weights=False)
+        with watch(layer) as seen:
+            layer(x, x, x, key_padding_mask=blocked, need_weights=need_weights)
+    tile = seen[0].tile(slice(0, 100), slice(0, 100))
+    assert (tile - weights.float().cpu()).abs().max() < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_transformer_encoder():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 512, batch_first=True), 2).cuda().eval()
+    x = torch.randn(2, 100, 256, device="cuda")
+    with torch.no_grad():
+        plain = model(x)
+        with watch(model) as seen:
+            out = model(x)
+    torch.testing.assert_close(out, plain, atol=1e-4, rtol=1e-4)
+    assert seen.layers == ["layers.0.self_attn", "layers.1.self_attn"]
+
+
 def test_timms_vision_transformer():
     import timm
 

@@ -80,6 +80,7 @@ def test_written_while_it_runs(tmp_path, generate, keep):
     equal(seen, loaded)
     assert loaded[0].has_qk == keep
     assert not list(folder.glob(".*"))
+    assert len(list(folder.iterdir())) == 1 + 2 * len(seen), "nothing that no index names"
 
 
 def test_it_can_be_read_before_the_run_is_over(tmp_path):
@@ -122,6 +123,14 @@ def test_a_folder_can_be_moved_and_written_again(tmp_path):
     shorter = run("bert", heads=[1])
     shorter.save(tmp_path / "two")
     equal(shorter, load(tmp_path / "two"))
+
+
+def test_a_run_is_not_written_over_itself(tmp_path):
+    seen = run(keep_qk=tmp_path / "one")
+    for own in (seen, load(tmp_path / "one")):
+        with pytest.raises(InputError, match="in this folder already"):
+            own.save(tmp_path / "one")
+    equal(seen, load(load(tmp_path / "one").save(tmp_path / "two")))
 
 
 def test_without_queries_and_keys_on_request(tmp_path):
@@ -190,7 +199,7 @@ def test_a_damaged_index_is_refused(tmp_path, damage):
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["0000.safetensors", "0000.rows.safetensors"])
+@pytest.mark.parametrize("name", ["0000-1.safetensors", "0000-1-rows.safetensors"])
 @pytest.mark.parametrize("how", ["cut", "gone", "other", "link"])
 def test_a_damaged_layer_is_refused_when_it_is_read(tmp_path, name, how):
     folder = run().save(tmp_path / "run")

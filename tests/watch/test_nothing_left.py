@@ -215,6 +215,15 @@ def test_after_an_error_nothing_more_is_said():
         raise RuntimeError
 
 
+def test_a_watch_is_for_one_block():
+    model = Layer()
+    watching = watch(model)
+    with watching:
+        model(torch.randn(1, 4, 16))
+    with pytest.raises(InputError, match="for one block"), watching:
+        pass
+
+
 def test_what_is_no_module():
     with pytest.raises(InputTypeError, match="looks into a module"):
         watch(lambda x: x)

@@ -38,6 +38,15 @@ _SMALL = 512 * 512
 
 def save(seen: Seen, folder: Path, keep_qk: bool) -> Path:
     """Write a whole run."""
+    if seen._folder is not None and folder.exists() and folder.samefile(seen._folder):
+        raise InputError(
+            explain(
+                "the run is in this folder already",
+                expected="another folder: its layers are read from this one",
+                got=folder.name,
+                hint="a new path",
+            )
+        )
     writer = Writer(folder, seen, free=False, keep_qk=keep_qk)
     writer.begin()
     for layer in list(seen._layers.values()):
@@ -53,6 +62,8 @@ class Writer:
         self.folder, self.seen, self.free, self.keep_qk = folder, seen, free, keep_qk
         self.written: dict[str, int] = {}  # layers in the folder, and how many parts they had then
         self.known: dict[str, bool] = {}  # whether their masks are in the folder
+        self.files: dict[str, tuple[str, str]] = {}
+        self.stale: list[list[str]] = [[], []]  # files that no index names any more: just now, and before
         self.rest = 0.0  # when it may write again
 
     def begin(self) -> None:
@@ -78,10 +89,12 @@ class Writer:
                 )
             _read_index(self.folder)  # only a run of ours is replaced
             self._index(False)
-            for old in self.folder.glob("[0-9][0-9][0-9][0-9]*.safetensors"):
+            for old in self.folder.glob("[0-9][0-9][0-9][0-9]-*.safetensors"):
                 old.unlink()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._index(False)
+        if self.free:
+            self.seen._folder = self.folder
 
     def add(self, layer: LayerLike) -> None:
         """A new layer: written at once."""
@@ -128,22 +141,22 @@ class Writer:
         bias = writable_bias(bias, queries, keys)
         self.known[layer.name] = known and sight.mask_known
         copy = KeptSight(call.replace(mask=mask, bias=bias), sight._row, sight._kept)
-        path = self.folder / f"{number:04d}.safetensors"
+        # A layer that has grown is written beside what was there: whoever holds the last index finds its files.
+        parts = len(layer.parts) if isinstance(layer, Layer) else 1
+        names = (f"{number:04d}-{parts}.safetensors", f"{number:04d}-{parts}-rows.safetensors")
+        path = self.folder / names[0]
         store.save(copy, path, keep_qk=keep)
         rows = {name: found for name in _ROWS if (found := layer.rows(name)) is not None}
-        _write_tensors(
-            {name: t.contiguous() for name, t in rows.items()}, self.folder / f"{number:04d}.rows.safetensors"
-        )
-        if isinstance(layer, Layer):
-            self.written[layer.name] = len(layer.parts)
-            if self.free:
-                layer.forget(lambda: _read_sight(path))
-        else:
-            self.written[layer.name] = 1
+        _write_tensors({name: t.contiguous() for name, t in rows.items()}, self.folder / names[1])
+        self.stale[0] += [old for old in self.files.get(layer.name, ()) if old not in names]
+        self.files[layer.name] = names
+        self.written[layer.name] = parts
+        if isinstance(layer, Layer) and self.free:
+            layer.forget(lambda: _read_sight(path))
 
     def _index(self, complete: bool) -> None:
         layers = []
-        for number, (name, layer) in enumerate(self.seen._layers.items()):
+        for name, layer in self.seen._layers.items():
             if name not in self.written:
                 continue
             layers.append(
@@ -153,8 +166,8 @@ class Writer:
                     "kind": layer.kind,
                     "module": layer.module,
                     "heads": layer.heads,
-                    "file": f"{number:04d}.safetensors",
-                    "rows": f"{number:04d}.rows.safetensors",
+                    "file": self.files[name][0],
+                    "rows": self.files[name][1],
                     "mask_known": self.known[name],
                 }
             )
@@ -170,6 +183,13 @@ class Writer:
             "layers": layers,
         }
         _replace(self.folder / INDEX, lambda path: Path(path).write_text(json.dumps(content), encoding="utf-8"))
+        for old in self.stale.pop():
+            (self.folder / old).unlink(missing_ok=True)
+        self.stale.insert(0, [])
+        if complete:
+            for old in self.stale.pop():
+                (self.folder / old).unlink(missing_ok=True)
+            self.stale.append([])
 
 
 def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -245,6 +265,7 @@ def load(folder: Path) -> Seen:
     content = _read_index(folder)
     try:
         seen = Seen(meta=dict(content["meta"]), complete=bool(content["complete"]))
+        seen._folder = folder
         seen._ids = (_numbers(content["ids"]), _numbers(content["memory_ids"]))
         seen.tokens, seen.memory_tokens = content["tokens"], content["memory_tokens"]
         for entry in content["layers"]:

@@ -85,7 +85,7 @@ class Layer:
         if all(x is None for x in found):
             return None
         filled = [_missing(name, part) if x is None else x for x, part in zip(found, self.parts)]
-        return torch.cat(filled, -1)
+        return _cat(filled, -1)
 
     def forget(self, read: Callable[[], KeptSight]) -> None:
         """Leave q and k out of memory: they are on disk, and read from there when they are needed."""
@@ -93,6 +93,11 @@ class Layer:
             part.found.pop("q", None)
             part.found.pop("k", None)
         self.on_disk, self.freed, self._sight = read, len(self.parts), None
+
+
+def _cat(tensors: list[Tensor], dim: int) -> Tensor:
+    """One tensor of all; of one it is no copy."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
 def _missing(name: str, part: Part) -> Tensor:
@@ -109,13 +114,13 @@ def join(layer: Layer) -> KeptSight:
     parts = layer.parts
     last = parts[-1].call
     s = last.sizes._replace(queries=layer.queries, keys=layer.keys)
-    row = torch.cat([part.found["row"] for part in parts], -1)
+    row = _cat([part.found["row"] for part in parts], -1)
     kept: dict[Any, Any] = {}
     for name in ("entropy", "max_score", "distance", "total"):
         # In cross-attention a distance is counted from where the last query stands, which every step moves.
         moves = name == "distance" and layer.kind == "cross" and len(parts) > 1
         if all(name in part.found for part in parts) and not moves:
-            kept[name] = torch.cat([part.found[name] for part in parts], -1)
+            kept[name] = _cat([part.found[name] for part in parts], -1)
     if all("received" in part.found for part in parts):
         kept["received"] = _received(parts, s.keys)
     for top in layer.wanted.tops:
@@ -167,7 +172,7 @@ def _top(parts: list[Part], top: Top) -> tuple[Tensor, Tensor]:
         found = part.found[f"top.{top.n}.keys"]
         keys.append(torch.where(found < 0, found, found + part.first_key))
         weights.append(part.found[f"top.{top.n}.weights"])
-    return torch.cat(keys, -2), torch.cat(weights, -2)
+    return _cat(keys, -2), _cat(weights, -2)
 
 
 def _overview(parts: list[Part], reduce: str, queries: int, keys: int, cell: tuple[int, int]) -> Tensor:
@@ -208,7 +213,7 @@ def _queries_and_keys(layer: Layer, rest: list[Part]) -> tuple[Tensor, Tensor]:
         # Keys that a sliding cache had let go before the run began; no query sees them.
         gone = keys[0].new_zeros(*keys[0].shape[:-2], layer.parts[0].first_key, keys[0].shape[-1])
         keys = [gone, *keys]
-    return torch.cat(queries, -2), torch.cat(keys, -2)
+    return _cat(queries, -2), _cat(keys, -2)
 
 
 def _bias(layer: Layer, queries: int, keys: int) -> Any:
@@ -230,7 +235,7 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
     for part, bias in zip(layer.parts, biases):
         full = bias.expand(*bias.shape[:-2], part.call.sizes.queries, part.end_key - part.first_key)  # type: ignore[union-attr]
         rows.append(torch.nn.functional.pad(full, (part.first_key, keys - part.end_key)))
-    return torch.cat(rows, -2)
+    return _cat(rows, -2)
 
 
 def _mask(layer: Layer) -> Mask | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
 from torch.overrides import TorchFunctionMode
 
 from sightline.attention.api import attention
@@ -92,5 +93,5 @@ _HANDLERS: dict[Any, Handler] = {
     F.scaled_dot_product_attention: calls.sdpa,
     F.multi_head_attention_forward: calls.multi_head,
     attention: calls.own,
-    torch.ops.higher_order.flex_attention: flex,
+    flex_operator: flex,
 }

@@ -58,6 +58,7 @@ class Seen:
         self._memory_tokens: list[list[str]] | None = None
         self._ids: tuple[list | None, list | None] | None = None
         self._empty: str | None = None
+        self._folder: Path | None = None  # where its layers are read from
 
     @property
     def layers(self) -> list[str]:

@@ -26,7 +26,7 @@ class Shipper:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._room = threading.BoundedSemaphore(_UNDER_WAY)
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def send(self, tensors: dict[str, Tensor]) -> dict[str, Tensor] | Future[dict[str, Tensor]]:
         """The tensors on the CPU. They must be the caller's own: nobody else may write into them."""
@@ -35,16 +35,15 @@ class Shipper:
             return {name: tensor.to("cpu") for name, tensor in tensors.items()}
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="sightline-watch")
-            self._stream = torch.cuda.Stream(device)
-        assert self._stream is not None
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(device))
         for tensor in tensors.values():
             # The memory is not given to others before the copy is done.
-            tensor.record_stream(self._stream)
+            tensor.record_stream(stream)
         self._room.acquire()
         try:
-            return self._pool.submit(self._fetch, tensors, ready, self._stream)
+            return self._pool.submit(self._fetch, tensors, ready, stream)
         except BaseException:
             self._room.release()
             raise

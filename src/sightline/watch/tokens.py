@@ -19,6 +19,7 @@ class Reader:
         self.ids: Tensor | None = None  # [batch, tokens]
         self.memory: Tensor | None = None  # of the encoder
         self._pending: Tensor | None = None
+        self._texts: dict[bool, tuple[Tensor, list[list[str]]]] = {}
 
     def begins(self, args: tuple, kwargs: dict) -> None:
         """A pass begins: its ids are taken in once it is known whether it goes on with what was there."""
@@ -56,7 +57,11 @@ class Reader:
     def tokens(self, memory: bool = False) -> list[list[str]] | None:
         """The text of every token, or None without ids or a tokenizer."""
         ids = self.memory if memory else self.ids
-        return None if ids is None or self.text is None else [[self.text(i) for i in row] for row in ids.tolist()]
+        if ids is None or self.text is None:
+            return None
+        if memory not in self._texts or self._texts[memory][0] is not ids:
+            self._texts[memory] = (ids, [[self.text(i) for i in row] for row in ids.tolist()])
+        return self._texts[memory][1]
 
 
 def find_ids(args: tuple, kwargs: dict) -> Tensor | None:

@@ -69,11 +69,20 @@ class Watcher:
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
-        self.continues = False
-        self.warned = False
+        self.continues = self.warned = self.used = False
         self.repeats: tuple[Tensor, Tensor] | None = None
 
     def __enter__(self) -> Seen:
+        if self.used:
+            raise InputError(
+                explain(
+                    "a watch is for one block",
+                    expected="a new one for every block",
+                    got="the same once more",
+                    hint="with sl.watch(model) as seen: …",
+                )
+            )
+        self.used = True
         self.thread = threading.get_ident()
         with ExitStack() as stack:
             stack.enter_context(state.UNCOMPILED)
