@@ -101,22 +101,26 @@ class RowSums(Accumulator):
             self.sums["total"][..., rows] += both[..., 0]
 
     def result(self) -> dict[str, Tensor]:
-        found = dict(self.sums)
-        total = found.get("total")
+        return finish_rows(dict(self.sums), self.largest)
+
+
+def finish_rows(found: dict[str, Tensor], largest: Tensor | None) -> dict[str, Tensor]:
+    """Row statistics from sums of w log w (`entropy`), of w |i - j| (`distance`) and, if rows do not sum to 1, of w."""
+    total = found.get("total")
+    if total is not None:
+        some = total.clamp_min(torch.finfo(total.dtype).tiny)
+    if "distance" in found and total is not None:
+        found["distance"] = torch.where(total > 0, found["distance"] / some, 0.0)
+    if "entropy" in found:
+        # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
+        spread = -found["entropy"]
         if total is not None:
-            some = total.clamp_min(torch.finfo(total.dtype).tiny)
-        if "distance" in found and total is not None:
-            found["distance"] = torch.where(total > 0, found["distance"] / some, 0.0)
-        if "entropy" in found:
-            # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
-            spread = -found["entropy"]
-            if total is not None:
-                spread = torch.where(total > 0, some.log() + spread / some, 0.0)
-            found["entropy"] = spread.clamp_min(0.0)
-        if self.largest is not None:
-            # A tile of softmax shows scores less their row's lse, and -1e30 where a cell is hidden.
-            found["max_score"] = self.largest.masked_fill(self.largest <= -1e29, -torch.inf)
-        return found
+            spread = torch.where(total > 0, some.log() + spread / some, 0.0)
+        found["entropy"] = spread.clamp_min(0.0)
+    if largest is not None:
+        # A tile of softmax shows scores less their row's lse, and about -1e30 where a cell is hidden.
+        found["max_score"] = largest.masked_fill(largest <= -1e29, -torch.inf)
+    return found
 
 
 class Received(Accumulator):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.lens import geometry, on_gpu, pictures
+from sightline.lens import geometry, on_cpu, on_gpu, pictures
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
 from sightline.lens.limits import require
 from sightline.lens.requests import ROW_STATS, Picture, Request, Top
@@ -57,6 +57,10 @@ def _pass(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple
                 rest = _by_walk(call, row, Job(set(), [], tops, pixels, []))
                 found, grids = found | rest[0], grids | rest[1]
             return found, grids
+    if on_cpu.can(call):
+        both = on_cpu.run(call, row, job, *_rectangle(call, job))
+        if both is not None:
+            return both
     return _by_walk(call, row, job)
 
 
@@ -104,7 +108,7 @@ def _by_walk(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tu
         parts[top] = Strongest(call, top.n)
     for key, (vertical, horizontal) in job.grids.items():
         parts[key] = Pixels(call, vertical, horizontal, largest=key[-1])
-    walk(call, row, list(parts.values()), *_rectangle(job), align=_alignment(job))
+    walk(call, row, list(parts.values()), *_rectangle(call, job), align=_alignment(job))
     found: dict[Any, Any] = {}
     grids = {key: parts.pop(key).result() for key in job.grids}
     for key, part in parts.items():
@@ -115,12 +119,13 @@ def _by_walk(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tu
     return found, grids  # type: ignore[return-value]
 
 
-def _rectangle(job: Job) -> tuple[slice | None, slice | None]:
+def _rectangle(call: Call, job: Job) -> tuple[slice, slice]:
     """The part of the map the pass must see: all of it, unless only pictures of a part are asked for."""
     if job.rows or job.received or job.tops or not job.grids:
-        return None, None
+        return slice(0, call.sizes.queries), slice(0, call.sizes.keys)
     vertical, horizontal = zip(*job.grids.values(), strict=True)
-    return tuple(slice(min(a.start for a in axes), max(a.stop for a in axes)) for axes in (vertical, horizontal))  # type: ignore[return-value]
+    rows, columns = (slice(min(a.start for a in axes), max(a.stop for a in axes)) for axes in (vertical, horizontal))
+    return rows, columns
 
 
 def _alignment(job: Job) -> tuple[int, int]:

@@ -1,0 +1,183 @@
+"""The pass on the CPU: which jobs it can do, and how one is cut into pieces of work for the cores.
+
+It knows softmax without bias, for masks that leave every row one stretch of keys; the walk does all others. A piece
+of work is some bands of rows of one map, swept by `sweep.py`. How a job is cut does not depend on the number of
+cores, and what the pieces found is added in their order, so the same call always gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sightline.lens.accumulators import finish_rows
+from sightline.lens.bands import Band, bands
+from sightline.lens.columns import ColumnPool
+from sightline.lens.row_sums import Scales
+from sightline.lens.shade import Limits
+from sightline.lens.stretches import stretches
+from sightline.lens.sweep import Plan, Sweep
+from sightline.lens.workers import spread
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+    from sightline.lens.compute import Job
+    from sightline.lens.geometry import Axis
+
+# Cells of a map below which the walk, which takes all maps of a batch at once, is faster.
+_SMALL = 1 << 16
+# Rows and columns of a tile: it and what is made of it stay in the cache. The strongest keys are found in long rows.
+_TILE, _LONG_TILE = (512, 1024), (256, 2048)
+# There should be so many pieces of work at least, so that no core is left without any.
+_PIECES = 32
+# Cells below which waking threads takes longer than it saves.
+_ALONE = 1 << 19
+_LN_2 = math.log(2)
+
+
+def can(call: Call) -> bool:
+    """Whether the sweep can do this call, as far as can be told without looking at the mask."""
+    s = call.sizes
+    return (
+        call.device.type == "cpu"
+        and call.normalizer.is_softmax
+        and call.bias is None
+        and min(s.heads, s.queries, s.keys, s.dim, *s.batch) > 0
+        and s.queries * s.keys >= _SMALL
+    )
+
+
+def run(
+    call: Call, row: Tensor, job: Job, rows: slice, columns: slice
+) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
+    """The results of a job over a rectangle of the map, or None if a row may see more than one stretch of keys."""
+    s, dtype = call.sizes, call.compute_dtype
+    seen = stretches(call)
+    if seen is None:
+        return None
+    seen = seen.clip(columns)
+    maps = math.prod(s.batch) * s.heads
+    height, width = _LONG_TILE if job.tops else _TILE
+    # Sums first: the rows are taken in the order that suits the first picture.
+    keys = sorted(job.grids, key=lambda key: key[-1])
+    axes = [job.grids[key] for key in keys]
+    requests = sorted(job.received, key=lambda request: request != "received")
+    by_query = [None if request == "received" else request.weights for request in requests]  # type: ignore[union-attr]
+    whole = bool(keys) and not keys[0][-1] and _is_whole(axes[0], call)
+    cut = bands(rows, height, [vertical for vertical, _ in axes], dtype)
+    order = torch.cat([band.order for band in cut])
+    plan = Plan(
+        call=call,
+        lse=row,
+        seen=seen,
+        limits=Limits.of(seen, s.keys, dtype),
+        order=None if all(band.in_order for band in cut) else order,
+        places=order.to(dtype) + (s.keys - s.queries),
+        start=rows.start,
+        height=min(height, rows.stop - rows.start),
+        width=min(width, columns.stop - columns.start),
+        rows={
+            name: torch.full((maps, s.queries), -torch.inf if name == "largest" else 0.0, dtype=dtype)
+            for name in _row_sums(call, job)
+        },
+        tops=[_nothing(maps, s.queries, top.n, dtype) for top in job.tops],
+        by_query=by_query,
+        columns=[ColumnPool(horizontal, key[-1], dtype) for key, (_, horizontal) in zip(keys, axes, strict=True)],
+        strip_rows=[max((pool.count for band in cut if (pool := band.pools[i])), default=0) for i in range(len(keys))],
+        strip_gives_received=whole and bool(requests) and by_query[0] is None,
+        scales=Scales.of(s.queries + s.keys + 1, dtype),
+    )
+    received = [torch.zeros(maps, s.keys, dtype=dtype) for _ in requests]
+    grids = [torch.zeros(maps, vertical.bins, horizontal.bins, dtype=dtype) for vertical, horizontal in axes]
+    _sweep(plan, _parts(cut, -(-_PIECES // maps)), received, grids)
+    found: dict[Any, Any] = dict(_rows(plan))
+    found |= {top: (_in_order(k, plan), _in_order(w, plan)) for top, (k, w) in zip(job.tops, plan.tops, strict=True)}
+    found |= dict(zip(requests, received, strict=True))
+
+    def shaped(x: Any) -> Any:
+        return tuple(map(shaped, x)) if isinstance(x, tuple) else x.view(*s.batch, s.heads, *x.shape[1:])
+
+    return (
+        {key: shaped(value) for key, value in found.items()},
+        {key: shaped(grid) for key, grid in zip(keys, grids, strict=True)},
+    )
+
+
+def _sweep(plan: Plan, parts: list[list[Band]], received: list[Tensor], grids: list[Tensor]) -> None:
+    """Sweep over all parts of all maps. What parts of a map share is theirs alone until all are done."""
+    maps = math.prod(plan.call.sizes.batch) * plan.call.sizes.heads
+    alone = len(parts) == 1
+    spans = [[_pixel_rows(part, i) for part in parts] for i in range(len(grids))]
+    apart = [all(a[1] <= b[0] for a, b in pairwise(rows)) for rows in spans]
+    pieces = []
+    for index in range(maps):
+        for n, part in enumerate(parts):
+            sums = [x[index] if alone else torch.zeros_like(x[index]) for x in received]
+            tops = [0 if ok else rows[n][0] for rows, ok in zip(spans, apart, strict=True)]
+            pixels = [
+                x[index] if ok else torch.zeros_like(x[index, slice(*rows[n])])
+                for x, rows, ok in zip(grids, spans, apart, strict=True)
+            ]
+            pieces.append(Sweep(plan, index, part, sums, pixels, tops))
+    # The largest first, so that none is left for the end.
+    order = sorted(pieces, key=lambda piece: -piece.cells)
+    spread([piece.run for piece in order], alone=sum(piece.cells for piece in pieces) < _ALONE)
+    for piece in pieces:
+        if not alone:
+            for total, part_of in zip(received, piece.received, strict=True):
+                total[piece.index] += part_of
+        for i, ok in enumerate(apart):
+            if not ok:
+                whole = grids[i][piece.index, piece.tops[i] : piece.tops[i] + len(piece.grids[i])]
+                (torch.maximum if plan.columns[i].largest else torch.add)(whole, piece.grids[i], out=whole)
+
+
+def _pixel_rows(part: list[Band], i: int) -> tuple[int, int]:
+    """The rows of a picture that some bands touch."""
+    pools = [pool for band in part if (pool := band.pools[i])]
+    return (pools[0].top, pools[-1].top + pools[-1].count) if pools else (0, 0)
+
+
+def _parts(cut: list[Band], count: int) -> list[list[Band]]:
+    """Bands that follow each other, in some parts of nearly equal length."""
+    count = min(count, len(cut))
+    return [cut[len(cut) * i // count : len(cut) * (i + 1) // count] for i in range(count)]
+
+
+def _is_whole(axes: tuple[Axis, Axis], call: Call) -> bool:
+    """Whether a picture shows the whole map."""
+    return all(a.start == 0 and a.stop == n for a, n in zip(axes, (call.sizes.queries, call.sizes.keys), strict=True))
+
+
+def _row_sums(call: Call, job: Job) -> list[str]:
+    """What is summed for each row. Without sinks the weights of a row sum to 1, or to 0 where nothing is visible."""
+    names: list[str] = [name for name in ("entropy", "distance") if name in job.rows]
+    if "total" in job.rows or (names and call.sinks is not None):
+        names.append("total")
+    return names + (["largest"] if "max_score" in job.rows else [])
+
+
+def _rows(plan: Plan) -> dict[str, Tensor]:
+    """The row statistics, from logarithms of base 2 to natural ones."""
+    sums = {name: _in_order(found, plan) for name, found in plan.rows.items()}
+    if "entropy" in sums:
+        sums["entropy"] *= _LN_2
+    largest = sums.pop("largest", None)
+    if largest is not None:
+        lse = plan.lse.reshape(largest.shape)
+        largest = largest.mul_(_LN_2).add_(lse.masked_fill(lse == -torch.inf, 0.0))
+    return finish_rows(sums, largest)
+
+
+def _in_order(x: Tensor, plan: Plan) -> Tensor:
+    """Rows in the order of the map, from the order in which they were taken."""
+    return x if plan.order is None else torch.empty_like(x).index_copy_(1, plan.order, x)
+
+
+def _nothing(maps: int, queries: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Places for the n strongest keys of every query."""
+    return torch.full((maps, queries, n), -1), torch.zeros(maps, queries, n, dtype=dtype)
