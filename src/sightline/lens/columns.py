@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,6 +33,16 @@ class ColumnPool:
     def part(self, left: int, right: int) -> tuple[int, int]:
         """The columns of a stretch of the map that are in the picture."""
         return max(left, self.start), min(right, self.stop)
+
+    def fill(
+        self, strip: Tensor, left: int, right: int, weights: Tensor, reduce: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        """Reduce the rows of a tile of columns `left` to `right` into a strip."""
+        start, stop = self.part(left, right)
+        if start < stop:
+            if stop - start < right - left:
+                weights = weights[:, start - left : stop - left]
+            reduce(weights, strip[:, start - self.start : stop - self.start])
 
     def bins(self, left: int, right: int) -> tuple[int, int]:
         """The pixels that a stretch of the picture's columns touches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -40,9 +41,11 @@ def compute(call: Call, row: Tensor, requests: list[Request | Weighted]) -> dict
     job = _plan(call, requests)
     with torch.autocast(call.device.type, enabled=False):
         found, grids = _pass(call, row, job)
+    shared = Counter(map(_grid_key, job.pictures))
     for picture in job.pictures:
-        grid = grids[_grid_key(picture)]
-        found[picture] = pictures.finish(call, picture, grid, *job.grids[_grid_key(picture)])
+        key = _grid_key(picture)
+        grid = grids[key].clone() if shared[key] > 1 else grids[key]
+        found[picture] = pictures.finish(call, picture, grid, *job.grids[key])
     return found
 
 

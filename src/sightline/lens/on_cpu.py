@@ -11,6 +11,7 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,8 +92,8 @@ def run(
         strip_gives_received=whole and bool(requests) and by_query[0] is None,
         scales=Scales.of(s.queries + s.keys + 1, dtype),
     )
-    received = [torch.zeros(maps, s.keys, dtype=dtype) for _ in requests]
-    grids = [torch.zeros(maps, vertical.bins, horizontal.bins, dtype=dtype) for vertical, horizontal in axes]
+    received = [_zeros(maps, s.keys, dtype=dtype) for _ in requests]
+    grids = [_zeros(maps, vertical.bins, horizontal.bins, dtype=dtype) for vertical, horizontal in axes]
     _sweep(plan, _parts(cut, -(-_PIECES // maps)), received, grids)
     found: dict[Any, Any] = dict(_rows(plan))
     found |= {top: (_in_order(k, plan), _in_order(w, plan)) for top, (k, w) in zip(job.tops, plan.tops, strict=True)}
@@ -116,10 +117,10 @@ def _sweep(plan: Plan, parts: list[list[Band]], received: list[Tensor], grids: l
     pieces = []
     for index in range(maps):
         for n, part in enumerate(parts):
-            sums = [x[index] if alone else torch.zeros_like(x[index]) for x in received]
+            sums = [x[index] if alone else _zeros(*x[index].shape, dtype=x.dtype) for x in received]
             tops = [0 if ok else rows[n][0] for rows, ok in zip(spans, apart, strict=True)]
             pixels = [
-                x[index] if ok else torch.zeros_like(x[index, slice(*rows[n])])
+                x[index] if ok else _zeros(*x[index, slice(*rows[n])].shape, dtype=x.dtype)
                 for x, rows, ok in zip(grids, spans, apart, strict=True)
             ]
             pieces.append(Sweep(plan, index, part, sums, pixels, tops))
@@ -171,6 +172,11 @@ def _rows(plan: Plan) -> dict[str, Tensor]:
         lse = plan.lse.reshape(largest.shape)
         largest = largest.mul_(_LN_2).add_(lse.masked_fill(lse == -torch.inf, 0.0))
     return finish_rows(sums, largest)
+
+
+def _zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Zeros whose memory is touched only where it is written to."""
+    return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
 
 
 def _in_order(x: Tensor, plan: Plan) -> Tensor:

@@ -25,14 +25,17 @@ _CELLS = 1 << 20
 def finish(
     call: Call, picture: Picture, grid: Tensor, vertical: Axis, horizontal: Axis
 ) -> Float[Tensor, "*any height width"]:
-    """Sums become means if asked for, pixels without a visible cell NaN if asked for, and cells are repeated."""
+    """Sums become means if asked for, pixels without a visible cell NaN if asked for, and cells are repeated.
+
+    The grid is written over: new memory takes longer than the arithmetic.
+    """
     if picture.visible_only:
         cells = visible_cells(call, vertical, horizontal).to(grid.dtype)
         if picture.reduce == "mean":
-            grid = grid / cells.clamp_min(1)
-        grid = grid.masked_fill(cells == 0, torch.nan)
+            grid /= cells.clamp_min(1)
+        grid.masked_fill_(cells == 0, torch.nan)
     elif picture.reduce == "mean":
-        grid = grid / _cells(vertical, horizontal, grid.device)
+        grid /= _cells(vertical, horizontal, grid.device)
     for dim, axis in ((-2, vertical), (-1, horizontal)):
         if axis.shown is not None:
             grid = grid.index_select(dim, torch.from_numpy(axis.shown).to(grid.device))

@@ -138,7 +138,8 @@ class Sweep:
         # A row that sees nothing is all hidden; here it must only not be NaN.
         self.level.masked_fill_(self.level == torch.inf, 0.0)
         self.q = q.to(self.level.dtype) * factor
-        self.by_query = [None if x is None else x[self.at][rows] for x in plan.by_query]
+        by_query = [None if x is None else x[self.at][rows] for x in plan.by_query]
+        self.totals = list(zip(by_query, self.received, strict=True))[int(plan.strip_gives_received) :]
         first, stop = plan.limits[:2]
         self.limits = first[self.batch, rows], stop[self.batch, rows]
         self.places = plan.places[self.rows]
@@ -149,17 +150,32 @@ class Sweep:
         rows = slice(band.start - self.bands[0].start, band.stop - self.bands[0].start)
         q, level = self.q[rows], self.level[rows]
         tops = [Best(height, weights.shape[-1], weights.dtype) for _, weights in plan.tops]
+        # Between these columns all rows see everything.
+        begun, ended = int(self.first[band.stop - 1]), int(self.stop[band.start])
+        strips = [
+            (pool.maxima if columns.largest else pool.sums, strip[: pool.count], columns)
+            for pool, strip, columns in zip(band.pools, self.buffers.strips, plan.columns, strict=True)
+            if pool is not None
+        ]
         if plan.rows:
             offset = plan.call.sizes.keys - plan.call.sizes.queries
             sums.begin(self.places[rows], band.start + offset, band.stop - 1 + offset)
         for left, right in plan.cuts(low, high):
             tile = self.buffers.tile(height, right - left)
             self._score(q, level, left, right, tile.logs)
-            shades = self._shades(band, rows, left, right)
+            shades: list[Shade] = []
+            if left < begun or ended < right or self.holes is not None:
+                shades = self._shades(rows, left, right, begun, ended)
             for shade in shades:
                 shade.hide(tile.logs, tile.weights, self.finite)
             torch.exp2(tile.logs, out=tile.weights)
-            self._sum_rows(tile, band, rows, left, right)
+            for reduce, strip, columns in strips:
+                columns.fill(strip, left, right, tile.weights, reduce)
+            for by_query, total in self.totals:
+                if by_query is None:
+                    total[left:right] += tile.weights.sum(0)
+                else:
+                    total[left:right].addmv_(tile.turned, by_query[rows])
             if plan.rows:
                 sums.add(tile, left, right)
             for shade in shades if tops else ():
@@ -183,11 +199,10 @@ class Sweep:
         else:
             torch.mm(q, keys, out=logs).tanh_().mul_(softcap * _LOG2_E).add_(level)
 
-    def _shades(self, band: Band, rows: slice, left: int, right: int) -> list[Shade]:
+    def _shades(self, rows: slice, left: int, right: int, begun: int, ended: int) -> list[Shade]:
         """What rows of a band do not see of a tile."""
         keys, shades = self.plan.limits.keys, []
-        # Columns that not all rows have begun to see, and columns that some see no more.
-        stop, start = min(int(self.first[band.stop - 1]), right), max(int(self.stop[band.start]), left)
+        stop, start = min(begun, right), max(ended, left)
         if left < stop:
             shades.append(Shade(slice(0, stop - left), keys[left:stop], self.limits[0][rows]))
         if start < right:
@@ -195,21 +210,6 @@ class Sweep:
         if self.holes is not None and bool((holes := self.holes[left:right]).lt(0).any()):
             shades.append(Shade(slice(0, right - left), holes, torch.zeros_like(self.limits[0][rows])))
         return shades
-
-    def _sum_rows(self, tile: Tile, band: Band, rows: slice, left: int, right: int) -> None:
-        """Rows of pixels into strips, and rows of the tile into what keys receive."""
-        plan, weights = self.plan, tile.weights
-        for pool, strip, columns in zip(band.pools, self.buffers.strips, plan.columns, strict=True):
-            start, stop = columns.part(left, right)
-            if pool is not None and start < stop:
-                part = weights if stop - start == right - left else weights[:, start - left : stop - left]
-                reduce = pool.maxima if columns.largest else pool.sums
-                reduce(part, strip[: pool.count, start - columns.start : stop - columns.start])
-        for i, (by_query, total) in enumerate(zip(self.by_query, self.received, strict=True)):
-            if by_query is not None:
-                total[left:right].addmv_(tile.turned, by_query[rows])
-            elif i or not plan.strip_gives_received:
-                total[left:right] += weights.sum(0)
 
     def _finish(self, band: Band, low: int, high: int, tops: list[Best]) -> None:
         """From what was found of a band to results."""
