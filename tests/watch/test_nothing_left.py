@@ -68,7 +68,35 @@ def test_after_an_exception_inside(llama):
     with pytest.raises(RuntimeError, match="something in the model"), watch(llama), watch(model) as seen:
         model(torch.randn(1, 4, 16))
     assert traces(model, llama) == before
+    with watch(model[0]) as again:
+        model[0](torch.randn(1, 4, 16))
+    assert again.layers == ["Layer"]
     assert seen.layers == ["0", "1"], "what was seen before the error is there"
+
+
+def test_an_exception_that_the_block_survives():
+    model = nn.Sequential(Layer(), Layer(fail=True))
+
+    def run():
+        with watch(model) as seen:
+            with pytest.raises(RuntimeError):
+                model(torch.randn(1, 4, 16))
+            model[1].fail = False
+            model(torch.randn(1, 7, 16))
+        return seen
+
+    with pytest.warns(UserWarning, match="a second run began"):
+        seen = run()
+    assert seen.layers == ["0", "1"]
+    assert seen[0].shape == (1, 2, 7, 7)
+
+
+def test_after_a_folder_that_cannot_be(llama, tmp_path):
+    before = traces(llama)
+    (tmp_path / "photo.png").write_bytes(b"")
+    with pytest.raises(InputError, match="holds something else"), watch(llama, folder=tmp_path):
+        pass
+    assert traces(llama) == before
 
 
 def test_after_an_error_of_ones_own(llama):

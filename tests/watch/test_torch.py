@@ -83,6 +83,11 @@ CASES = {
     "a triangle": ({"attn_mask": TRIANGLE}, {"visible": TRIANGLE}, "causal()"),
     "a triangle of -inf": ({"attn_mask": torch.where(TRIANGLE, 0.0, -torch.inf)}, {"visible": TRIANGLE}, "causal()"),
     "zeros and -inf": ({"attn_mask": ADDED}, {"visible": HOLES}, "dense(<2 x 1 x 9 x 9>)"),
+    "the least number": (
+        {"attn_mask": torch.where(TRIANGLE, 0.0, torch.finfo(torch.float32).min)},
+        {"visible": TRIANGLE},
+        "causal()",
+    ),
     "numbers": ({"attn_mask": BIAS}, {"bias": BIAS}, "None"),
     "numbers and -inf": ({"attn_mask": BIAS + ADDED}, {"visible": HOLES, "bias": BIAS}, "None"),
     "padding": ({"attn_mask": PADDING}, {"visible": PADDING}, "padding(<2 x 9>)"),
@@ -359,6 +364,15 @@ def test_one_module_called_twice_in_a_pass():
         model(x)
     assert seen.layers == ["attn", "attn#2"]
     torch.testing.assert_close(whole(seen["attn#2"]), expected(*model.attn.last), atol=5e-6, rtol=0)
+
+
+def test_layers_called_one_by_one_are_one_run():
+    model, x = Model(is_causal=True), torch.randn(1, 6, WIDTH)
+    with torch.no_grad(), watch(model) as seen:
+        for block in model.blocks:
+            x = block(x)
+    assert seen.layers == ["blocks.0.attn", "blocks.1.attn"]
+    assert seen.meta["runs"] == 1
 
 
 def test_empty_and_single():

@@ -1,7 +1,8 @@
 """Tensors that other people's code uses as masks, read once per tensor: which of them are causal, padding, or a bias.
 
-torch's attention takes booleans (True = may attend) or numbers that are added to the scores. A table of 0 and -inf is
-a mask; a table whose rows are all alike is padding; a lower triangle is causal. All else stays as it came.
+torch's attention takes booleans (True = may attend) or numbers that are added to the scores. A table of 0 and -inf
+(or the least number there is) is a mask; a table whose rows are all alike is padding; a lower triangle is causal. All
+else stays as it came.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ def read(tensor: Tensor, shape: tuple[int, ...]) -> Table:
     """What a mask tensor means for a call of shape (batch, heads, queries, keys)."""
     tensor = tensor.detach()
     if tensor.dtype != torch.bool:
-        hidden = tensor == -torch.inf
-        if bool((tensor.masked_fill(hidden, 0) != 0).any()):
-            return Table(None, tensor, _sees(~hidden))
+        # The least number hides as -inf does, except in a row of nothing else: that one becomes uniform.
+        hidden = tensor <= torch.finfo(tensor.dtype).min / 2
+        infinite = tensor == -torch.inf
+        others = bool((tensor.masked_fill(hidden, 0) != 0).any())
+        if others or bool((hidden.all(-1) & ~infinite.all(-1)).any()):
+            return Table(None, tensor, _sees(~infinite))
         tensor = ~hidden
     if bool(tensor.all()):
         return Table(None, None, None)

@@ -65,7 +65,7 @@ class Watcher:
         self.ship, self.tables = Shipper(), Tables()
         self.moved: dict[int, tuple[Any, Any]] = {}  # masks and biases of this pass, and their copies on the CPU
         self.stack = ExitStack()
-        self.passes = 0
+        self.passes = self.depth = 0
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
@@ -84,18 +84,18 @@ class Watcher:
             )
         self.used = True
         self.thread = threading.get_ident()
+        if self.writer is not None:
+            self.writer.begin()  # a folder that cannot be is said before anything is touched
         with ExitStack() as stack:
             stack.enter_context(state.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
-            for module in (inner(self.model), self.encoder, self.decoder):
-                if module is not None:
-                    stack.callback(module.register_forward_pre_hook(self._begins, with_kwargs=True).remove)
+            for module in self._containers():
+                stack.callback(module.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(self._leaves, always_call=True).remove)
             state.push(self)
             stack.callback(state.drop, self)
             stack.enter_context(WatchMode())
             self.stack = stack.pop_all()
-        if self.writer is not None:
-            self.writer.begin()
         return self.seen
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -133,42 +133,45 @@ class Watcher:
 
     # What happens in the model.
 
-    def _begins(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """A pass begins: in the model itself, or in its encoder alone."""
+    def _containers(self) -> list[nn.Module]:
+        """The modules that a pass may begin in: the model, and all that hold others."""
+        root = inner(self.model)
+        return [module for module in root.modules() if module is root or next(module.children(), None) is not None]
+
+    def _enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if threading.get_ident() != self.thread:
             return
-        if inside("_beam_search", "transformers"):
-            raise InputError(
-                explain(
-                    "beam search cannot be watched",
-                    expected="greedy search or sampling: one sequence for each input",
-                    got="beams, which change places between steps",
-                    hint="generate(num_beams=1), or watch one pass over the finished text",
-                )
-            )
-        if inside("_assisted_decoding", "transformers"):
-            raise InputError(
-                explain(
-                    "assisted decoding cannot be watched",
-                    expected="steps that only add tokens",
-                    got="candidates that are taken back",
-                    hint="generate(…) without an assistant, or watch one pass over the finished text",
-                )
-            )
-        if module is inner(self.model):
-            self.passes += 1
-            self.counts = {}
-            self.continues = False
-            self.repeats = None
-            self.moved = {}
-            if self.decoder is None:
-                self.reader.begins(args, kwargs)
-            if self.writer is not None:
-                self.writer.maybe_write()
-        elif module is self.encoder:
+        self.depth += 1
+        if self.depth == 1:
+            self._begins()
+        if module is self.encoder:
             self.reader.encodes(args, kwargs)
-        else:
+        elif module is self.decoder or (self.depth == 1 and self.decoder is None):
             self.reader.begins(args, kwargs)
+
+    def _leaves(self, *_: object) -> None:
+        if threading.get_ident() == self.thread:
+            self.depth = max(self.depth - 1, 0)
+
+    def _begins(self) -> None:
+        """A pass begins: somebody outside the model calls it, or a part of it."""
+        for search, what in (("_beam_search", "beam search"), ("_assisted_decoding", "assisted decoding")):
+            if inside(search, "transformers"):
+                raise InputError(
+                    explain(
+                        f"{what} cannot be watched",
+                        expected="greedy search or sampling: steps that only add tokens, one sequence for each input",
+                        got="sequences that change places, or are taken back, between steps",
+                        hint="generate(num_beams=1), or watch one pass over the finished text",
+                    )
+                )
+        self.passes += 1
+        self.counts = {}
+        self.continues = False
+        self.repeats = None
+        self.moved = {}
+        if self.writer is not None:
+            self.writer.maybe_write()
 
     def name_of(self, module: nn.Module) -> str | None:
         return self.names.get(id(module))
