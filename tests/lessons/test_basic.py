@@ -16,7 +16,7 @@ def test_every_digit() -> None:
     np.testing.assert_allclose(page.results["alpha"], alpha, atol=1e-12)
     np.testing.assert_allclose(page.results["z"], alpha @ x, atol=1e-12)
     np.testing.assert_allclose(page.results["alpha"].sum(-1), 1, atol=1e-12)
-    *lines, last = rows(text, "x_2 falls")
+    *lines, last = rows(text, "x₂ falls")
     assert len(lines) == 5
     for j, line in enumerate(lines):
         vectors = [fixed(value, 1) for vector in (x[1], x[j]) for value in vector]

@@ -14,6 +14,7 @@ from sightline.lessons import Page
 Q = np.array([[0.3, 1.2, 2.2], [0.1, 6.2, 2.1], [2.1, 2.5, 5.2], [1.1, 6.6, 4.3]])
 K = np.array([[0.4, 1.4, 0.0], [0.2, -1.1, 0.0], [0.3, 1.2, 4.0], [0.3, 1.2, 4.0]])
 V = np.array([[2.3, 1.1, 3.5], [3.0, 1.0, 0.5], [-2.2, 4.1, 2.5], [-2.2, 4.1, 2.5]])
+INDICES = "₁₂₃"
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,13 @@ def test_the_record(given: tuple[Page, str]) -> None:
 def test_every_digit_of_the_worked_numbers(given: tuple[Page, str], i: int) -> None:
     scores = Q[:3] @ K[:3].T
     weights = softmax(scores / math.sqrt(3))
-    *lines, last = rows(given[1], f"q_{i + 1}")
+    *lines, last = rows(given[1], f"q{INDICES[i]}")
     assert len(lines) == 3
     for j, line in enumerate(lines):
         vectors = [fixed(x, 1) for vector in (Q[i], K[j], V[j]) for x in vector]
         numbers = [fixed(scores[i, j], 3), fixed(scores[i, j] / math.sqrt(3), 3), small(weights[i, j], 3)]
         weighted = [fixed(weights[i, j] * x, 3) for x in V[j]]
-        assert line == [f"k_{j + 1}", *vectors, *numbers, *weighted]
+        assert line == [f"k{INDICES[j]}", *vectors, *numbers, *weighted]
     assert last == ["sum", "1.000", *(fixed(x, 3) for x in weights[i] @ V[:3])]
 
 

@@ -27,6 +27,7 @@ def fill(page: Page) -> None:
     page.steps(explain(torch.eye(2), torch.eye(2), torch.eye(2), labels="left right").table("left"), digits=4)
     page.picture(lambda: plots.map([[1.0, 0.0], [0.5, 0.5]]), "what it shows")
     page.agree("One and one", torch.ones(2), torch.ones(2))
+    page.agree("Nearly", torch.ones(2), torch.ones(2) + 2**-23, at_most=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,8 @@ def test_the_terminal_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> Non
     for text in (
         *("A title", "Sources: S0.1", "A heading", "First code and strong, folded.", "[not markup] <b>."),
         *("    z = a @ v", "0.123", "1.000 -2.000", "0.500", "a map of 30 x 30", "0.6698", "picture, drawn by --html"),
-        "One and one: the same numbers, largest difference 0.0e+00.",
+        "One and one: the same numbers to the last bit.",
+        "Nearly: the same numbers, largest difference 1.2e-07.",
     ):
         assert text in out, text
     assert "0.250" not in out  # hidden
@@ -56,6 +58,13 @@ def test_the_page_has_all_of_it(page: str) -> None:
     assert not re.search(r'(?:src|href)="(?!data:)', page)
     assert "<script" not in page
     assert 'alt="what it shows"' in page
+
+
+def test_vectors_below_each_other_have_columns(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    two = [["a", torch.tensor([1.0, -22.0])], ["b", torch.tensor([-1.0, 2.0])]]
+    Page("A title", (), make_console()).table(["word", "vector"], two, digits=1)
+    assert re.findall("[ab] +(-?1.0 .*2.0)", capsys.readouterr().out) == ["1.0 -22.0", "-1.0   2.0"]
+    assert '<span class="numbers all">1.000 -2.000</span>' in page
 
 
 def test_results_that_do_not_agree_stop_the_lesson() -> None:

@@ -24,7 +24,7 @@ def test_both_views() -> None:
     np.testing.assert_allclose(m["O"], m["V"] @ weights, atol=1e-12)
     # One vector at a time: b^1 in the table and in the list.
     b = [sum(weights[j, i] * m["V"][:, j] for j in range(4)) for i in range(4)]
-    assert rows(text, "a^1")[-1] == ["sum", "1.0000", *(fixed(x, 4) for x in b[0])]
+    assert rows(text, "a¹")[-1] == ["sum", "1.0000", *(fixed(x, 4) for x in b[0])]
     for i in range(4):
         assert [f"b^{i + 1}", *(fixed(x, 4) for x in b[i])] in [line.split() for line in text.splitlines()]
     for shape in ("r x n", "q x r", "v x r", "q x n", "v x n", "n x n", "6 x 4", "2 x 6"):

@@ -22,7 +22,7 @@ from sightline.steps import Steps, explain, explain_words
 from sightline.steps.html import heat, rich_text, write
 from sightline.steps.labels import find, shown
 from sightline.steps.numbers import number, weight
-from sightline.steps.terminal import Fitted, make_console
+from sightline.steps.terminal import Fitted, Heat, make_console
 
 
 @pytest.fixture
@@ -69,14 +69,33 @@ def test_the_terminal_shows_every_number(steps: Steps) -> None:
     assert "1.000" in text
 
 
-@pytest.mark.parametrize("width", [200, 120, 80, 60])
+@pytest.mark.parametrize("width", [200, 120, 100, 80, 60])
 def test_tables_fit_the_terminal(steps: Steps, width: int) -> None:
     console = make_console(width=width, record=True, file=io.StringIO())
     console.print(Fitted(steps.table(0)))
     text = console.export_text()
     assert all(len(row.rstrip()) <= width for row in text.splitlines())
-    if width >= 80:
-        assert "…" not in text
+    assert "…" not in text
+    if width >= 80:  # all columns of the worked table, with fewer numbers of each vector
+        assert all(symbol in text for symbol in ("q_i", "k_j", "v_j", "q_i.k_j", "/ 8", "x_ij", "z_i"))
+        assert "No room" not in text
+    else:
+        assert "No room here for: q vector, k vector, v vector, weighted v." in text
+
+
+@pytest.mark.parametrize("width", [120, 80, 40, 20])
+def test_maps_in_a_narrow_terminal_keep_their_numbers_whole(width: int) -> None:
+    words = ["I", "am", "not", "interested", "in", "this", "workshop", "now"]
+    matrix = torch.arange(1, 65).view(8, 8) / 1000
+    hidden = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    console = make_console(width=width, record=True, file=io.StringIO())
+    console.print(Heat(matrix, words, words, hidden=hidden))
+    text = console.export_text()
+    assert all(len(row.rstrip()) <= width for row in text.splitlines())
+    found = sorted(word for word in text.split() if word.startswith("0.0"))
+    assert found == sorted(f"{x:.3f}" for x in matrix[~hidden].tolist())
+    assert text.count("·") == 28
+    assert ("█" in text) == (width == 120)
 
 
 def test_print_says_everything(steps: Steps, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ INPUTS = {
 def lesson(page: Page) -> None:
     words = list(INPUTS)
     x = torch.tensor(list(INPUTS.values()), dtype=torch.float64)
-    names = [f"x_{i} {word}" for i, word in enumerate(words, start=1)]
+    names = [f"x{index} {word}" for index, word in zip("₁₂₃₄₅", words, strict=True)]
 
     page.heading("The inputs")
     page.text(

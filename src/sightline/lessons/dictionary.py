@@ -47,7 +47,7 @@ def exact(page: Page) -> None:
         is equal, the sum is the zero vector, if that is asked for."""
     )
     keys, values = torch.eye(3, dtype=torch.float64), torch.tensor(VALUES[:3], dtype=torch.float64)
-    page.steps(explain_lookup(keys[1], keys, values, labels="k_2", key_labels="k_1 k_2 k_3").table(0), digits=1)
+    page.steps(explain_lookup(keys[1], keys, values, labels="k₂", key_labels="k₁ k₂ k₃").table(0), digits=1)
     nowhere = torch.full((3,), 0.5, dtype=torch.float64)
     page.keep("zero", lookup.exact(nowhere, keys, values, missing="zero"))
     page.code(f"lookup.exact((0.5, 0.5, 0.5), keys, values, missing='zero') = {page.results['zero'].tolist()}")
@@ -84,7 +84,7 @@ def numbers(page: Page) -> None:
         values."""
     )
     q, k, v = (torch.tensor(x, dtype=torch.float64) for x in (QUERIES, KEYS, VALUES))
-    three = explain(q[:3], k[:3], v[:3], labels="q_1 q_2 q_3", key_labels="k_1 k_2 k_3")
+    three = explain(q[:3], k[:3], v[:3], labels="q₁ q₂ q₃", key_labels="k₁ k₂ k₃")
     for table in three.tables():
         page.steps(table, digits=3)
     page.keep("weights 3", three["weight"])
@@ -97,7 +97,7 @@ def numbers(page: Page) -> None:
         the third key and value stand there once more. Equal keys get equal weights: what one of them had before, two
         of them share now, and they take more together than the one had alone."""
     )
-    four = explain(q, k, v, labels="q_1 q_2 q_3 q_4", key_labels="k_1 k_2 k_3 k_3")
+    four = explain(q, k, v, labels="q₁ q₂ q₃ q₄", key_labels="k₁ k₂ k₃ k₃")
     page.heat(four["scaled_score"], four.labels, four.key_labels, digits=4, caption="Scores: `Q K^T / sqrt(3)`.")
     page.heat(
         four["weight"], four.labels, four.key_labels, digits=4, caption="The attention matrix: every row sums to 1."

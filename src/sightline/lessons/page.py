@@ -21,11 +21,16 @@ from sightline.steps import Table, html
 from sightline.steps import numbers as format_of
 from sightline.steps.labels import shown
 from sightline.steps.show import query_table
-from sightline.steps.terminal import print_table, rich_heat
+from sightline.steps.terminal import Heat as TerminalHeat
+from sightline.steps.terminal import print_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
+
+
+# A picture that is wider, in letters, has small letters of its own: a phone shows a part of it, which can be pushed.
+WIDEST = 44
 
 
 class Block(Protocol):
@@ -72,8 +77,16 @@ class Page:
     def table(
         self, headings: Sequence[str], rows: Sequence[Sequence[Any]], *, digits: int = 3, caption: str = ""
     ) -> None:
-        """A table of words, numbers (with `digits` decimals) and vectors."""
-        self._add(Grid(list(headings), [[_cell(x, digits) for x in row] for row in rows], caption))
+        """A table of words, numbers (with `digits` decimals) and short vectors."""
+        cells = [[_cell(x, digits) for x in row] for row in rows]
+        places = [i for i in range(len(headings)) if any(isinstance(row[i], Tensor) and row[i].dim() for row in rows)]
+        for i in places:
+            vectors = [row[i] if isinstance(row[i], Tensor) and row[i].dim() else None for row in rows]
+            longest = max(len(x) for x in vectors if x is not None)
+            lined_up = format_of.vectors(vectors, longest, digits)
+            for row, text in zip(cells, lined_up, strict=True):
+                row[i] = text or row[i]
+        self._add(Grid(list(headings), cells, caption, frozenset(places)))
 
     def heat(
         self,
@@ -113,7 +126,8 @@ class Page:
                     f"{what} do not agree", expected=f"at most {at_most:g}", got=f"{difference:.3g}", hint="the lesson"
                 )
             )
-        self._add(Paragraph(f"{what}: the same numbers, largest difference {difference:.1e}."))
+        same = "the same numbers to the last bit" if difference == 0 else "the same numbers, largest difference"
+        self._add(Paragraph(f"{what}: {same}{f' {difference:.1e}' if difference else ''}."))
 
     def to_html(self) -> str:
         """The page as one file that needs nothing else."""
@@ -173,9 +187,13 @@ class Grid:
     headings: list[str]
     rows: list[list[str]]
     caption: str
+    vectors: frozenset[int] = frozenset()  # columns of numbers that stand below each other
 
     def html(self) -> str:
         rows = [[html.rich_text(shown(cell)) for cell in row] for row in self.rows]
+        for row in rows:
+            for i in self.vectors:
+                row[i] = f'<span class="numbers all">{row[i]}</span>'
         headings = [html.rich_text(heading) for heading in self.headings]
         text = [i for i in range(len(headings)) if not self._numbers(i)]
         return html.table(headings, rows, caption=self.caption, cards=False, text=text)
@@ -216,7 +234,7 @@ class Heat:
         if self.matrix.shape[0] > 40 or self.matrix.shape[1] > 16:
             console.print(f"[a map of {self.matrix.shape[0]} x {self.matrix.shape[1]}: --html shows it]", markup=False)
         else:
-            console.print(rich_heat(self.matrix, self.rows, self.columns, **self._how()))
+            console.print(TerminalHeat(self.matrix, self.rows, self.columns, **self._how()))
         if self.caption:
             console.print(_rich(self.caption), style="dim")
 
@@ -251,7 +269,10 @@ class Picture:
             self.draw().savefig(out, format="png", dpi=160, metadata={"Software": None}, bbox_inches="tight")
         data = base64.b64encode(out.getvalue()).decode()
         about = html.escape(self.about)
-        image = f'<img src="data:image/png;base64,{data}" alt="{about}" style="width:min(100%,{self.width}rem)">'
+        size = f"width:min(100%,{self.width}rem)"
+        image = f'<img src="data:image/png;base64,{data}" alt="{about}" style="{size}">'
+        if self.width > WIDEST:
+            image = f'<div class="wide large">{image}</div>'
         return f"<figure>{image}<figcaption>{html.rich_text(self.about)}</figcaption></figure>"
 
     def show(self, console: Console) -> None:
@@ -262,8 +283,6 @@ class Picture:
 def _cell(x: Any, digits: int) -> str:
     if isinstance(x, Tensor):
         x = x.item() if x.dim() == 0 else x
-    if isinstance(x, Tensor):
-        return format_of.vector(x, len(x) if len(x) <= 8 else 4, digits)
     return format_of.weight(x, digits) if isinstance(x, float) else str(x)
 
 

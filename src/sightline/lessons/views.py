@@ -14,6 +14,7 @@ TITLE = "Vector view and matrix view"
 SOURCES = ("S3.1", "S3.2", "S3.4")
 
 R, N = 6, 4  # numbers in an input, and how many inputs
+INDICES = "¹²³⁴"
 DIM, VALUE_DIM = 3, 2  # numbers in a query or key, and in a value: they may differ
 
 
@@ -22,7 +23,7 @@ def lesson(page: Page) -> None:
     inputs = torch.randn(R, N, generator=generator, dtype=torch.float64)  # I: a column for each input
     w_q, w_k = torch.randn(2, DIM, R, generator=generator, dtype=torch.float64) / math.sqrt(R)
     w_v = torch.randn(VALUE_DIM, R, generator=generator, dtype=torch.float64) / math.sqrt(R)
-    names = [f"a^{i}" for i in range(1, N + 1)]
+    names = [f"a{index}" for index in INDICES]
 
     page.heading("Vector view: b^1 from a^1 to a^4")
     page.text(
@@ -67,9 +68,9 @@ def lesson(page: Page) -> None:
     )
     page.keep("shapes", {name: tuple(m.shape) for name, (m, _, _) in matrices.items()})
     page.keep("matrices", {name: m for name, (m, _, _) in matrices.items()})
-    columns = [f"q^{i}" for i in range(1, N + 1)]
+    columns = [f"q{index}" for index in INDICES]
     page.heat(
-        weights.T, [f"k^{i}" for i in range(1, N + 1)], columns, digits=4, caption="A': every **column** sums to 1."
+        weights.T, [f"k{index}" for index in INDICES], columns, digits=4, caption="A': every **column** sums to 1."
     )
 
     page.heading("Both views, the same numbers")

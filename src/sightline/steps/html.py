@@ -88,8 +88,9 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     """Write a file that appears whole or not at all."""
     check_target(path)
     target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".sightline-", suffix=".tmp")
+    name = None
     try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".sightline-", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
             file.flush()
@@ -99,7 +100,8 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         os.chmod(name, 0o666 & ~umask)  # a temporary file is private; a page is as any other file
         os.replace(name, target)
     except BaseException as error:
-        Path(name).unlink(missing_ok=True)
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror or str(error), str(target)) from error
         raise
@@ -211,7 +213,8 @@ def heat(
             sign = " below" if x < 0 else ""
             cells.append(f'<td class="cell{sign}" style="--w:{share:.3f}">{weight(x, digits)}</td>')
         lines.append(f'<tr><th scope="row">{label(word)}</th>{"".join(cells)}</tr>')
-    return f'<figure><div class="wide"><table class="heat">{"".join(lines)}</table></div>{title}</figure>'
+    upright = " upright" if max(map(len, columns), default=0) > 5 else ""  # on a phone such words stand on end
+    return f'<figure><div class="wide"><table class="heat{upright}">{"".join(lines)}</table></div>{title}</figure>'
 
 
 def table(

@@ -47,39 +47,57 @@ def make_console(**options: Any) -> Console:
 
 
 class Fitted:
-    """A table that shows three numbers of its vectors, or as many as fit."""
+    """A table that shows three numbers of its vectors, or as many as fit; what has no room at all is named below."""
 
     def __init__(self, table: Table, digits: int | None = None) -> None:
         self.table, self.digits = table, digits
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        from rich.measure import Measurement
+        columns = self.table.columns
+        one = [c for c in columns if c.name != "q"]  # the query is the same in every line
+        none = [c for c in columns if c.kind != "vector" or c.name == "sum"]
+        tries = [(columns, 3, 0), (columns, 3, 1), (columns, 2, 1), (columns, 2, 2), (columns, 1, 2), (one, 1, 2)]
+        for shown_columns, count, shorter in (*tries, (none, 3, 2)):
+            made = rich_table(self.table, count, self.digits, shorter, shown_columns)
+            if _fits(made, console, options):
+                break
+        yield made
+        left = [c.heading for c in columns if c not in shown_columns]
+        if left:
+            yield _text(f"No room here for: {', '.join(left)}.")
 
-        roomy = options.update(width=10_000)
-        for count, short in ((3, False), (3, True), (2, True), (1, True), (0, True)):
-            made = rich_table(self.table, count, self.digits, short)
-            if not count or Measurement.get(console, roomy, made).maximum <= options.max_width:
-                yield made
-                return
+
+def _fits(made: Any, console: Any, options: Any) -> bool:
+    from rich.measure import Measurement
+
+    return Measurement.get(console, options.update(width=10_000), made).maximum <= options.max_width
 
 
-def rich_table(table: Table, count: int = 3, digits: int | None = None, short: bool = False) -> RichTable:
+def rich_table(
+    table: Table,
+    count: int = 3,
+    digits: int | None = None,
+    shorter: int = 0,
+    columns: Sequence[Column] | None = None,
+) -> RichTable:
     """The table of one query; `count` numbers of each vector, all numbers with `digits` decimals if given.
 
-    `short` saves room: one decimal for q, k and v where that is enough.
+    `shorter` saves room: with 1 one decimal for q, k and v where that is enough, with 2 shorter headings too.
     """
     from rich import box
     from rich.table import Table as RichTable
 
-    columns = [c for c in table.columns if count or c.kind != "vector" or c.name == "sum"]
     made = RichTable(box=box.SIMPLE_HEAD, show_footer=True, padding=(0, 1), collapse_padding=True, pad_edge=False)
     made.add_column("word\nj", footer="sum", no_wrap=True)
     cells = []
-    for column in columns:
-        *lines, foot = _texts(table, column, count or 3, digits, short)
+    for column in table.columns if columns is None else columns:
+        *lines, foot = _texts(table, column, count, digits, shorter > 0)
         cells.append(lines)
         justify = "left" if column.kind == "text" else "right"
-        made.add_column(f"{column.heading}\n{column.symbol}", justify=justify, no_wrap=True, footer=foot)  # type: ignore[arg-type]
+        heading = f"{column.heading}\n{column.symbol}"
+        if shorter > 1:
+            heading = heading.replace(" vector\n", "\n").replace(" * ", "*")
+        made.add_column(heading, justify=justify, no_wrap=True, footer=foot)  # type: ignore[arg-type]
     for line, *texts in zip(table.lines, *cells, strict=True):
         made.add_row(_text(_short(table.name(line))), *texts, style="dim" if line.hidden else None)
     return made
@@ -143,7 +161,7 @@ def print_steps(steps: Steps, tables: list[Table], console: Console | None = Non
         rows, head = slice(0, queries), tables[0].head
         console.print("Who looks at whom: a row is a query, a column a key.", style="bold")
         hidden = ~steps.done.visible(rows)[head]
-        console.print(rich_heat(steps.done.band(rows)["weight"][head], steps.labels, steps.key_labels, hidden=hidden))
+        console.print(Heat(steps.done.band(rows)["weight"][head], steps.labels, steps.key_labels, hidden=hidden))
     if "projection" in steps.after:
         z, final = steps.after["concatenation"], steps.after["projection"]
         console.print(
@@ -157,41 +175,73 @@ def _start(x: Tensor, count: int = 6) -> str:
     return vector(x, count) + (f" ({len(x)} numbers)" if len(x) > count else "")
 
 
-def rich_heat(
-    matrix: Tensor,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    hidden: Tensor | None = None,
-    digits: int | None = None,
-    largest: float | None = None,
-) -> RichTable:
-    """A matrix as a table of numbers, each with a block that is the fuller the larger the number."""
-    from rich.table import Table as RichTable
-    from rich.text import Text
+class Heat:
+    """A matrix as numbers, each with a block that is the fuller the larger the number.
 
-    found = matrix[matrix.isfinite()]
-    largest = largest or (found.abs().max().item() if found.numel() else 1.0) or 1.0
-    made = RichTable(box=None, padding=(0, 1), header_style="dim")
-    made.add_column("", no_wrap=True)
-    for word in columns:
-        made.add_column(_text(_short(word)), justify="right", no_wrap=True)
-    for i, word in enumerate(rows):
-        cells = []
-        for j, x in enumerate(matrix[i].tolist()):
-            if hidden is not None and bool(hidden[i, j]):
-                cells.append(Text("·", style="dim"))
-                continue
-            share = min(abs(x) / largest, 1.0) if abs(x) < float("inf") else 0.0
-            block = _SHADES[max(round(share * (len(_SHADES) - 1)), share >= 0.05)]
-            cells.append(Text.assemble((block * 2, "yellow" if x < 0 else "blue"), " ", weight(x, digits)))
-        made.add_row(Text(_short(word), style="dim"), *cells)
-    return made
+    Where the terminal is narrow, first the blocks go, then long words are cut, then the columns come in parts: a number
+    is always whole.
+    """
+
+    def __init__(
+        self,
+        matrix: Tensor,
+        rows: Sequence[str],
+        columns: Sequence[str],
+        *,
+        hidden: Tensor | None = None,
+        digits: int | None = None,
+        largest: float | None = None,
+    ) -> None:
+        self.matrix, self.rows, self.columns = matrix, rows, columns
+        self.hidden, self.digits = hidden, digits
+        found = matrix[matrix.isfinite()]
+        self.largest = largest or (found.abs().max().item() if found.numel() else 1.0) or 1.0
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        every = range(len(self.columns))
+        for blocks, longest in ((True, _LONGEST), (False, _LONGEST), (False, 8)):
+            made = self.made(every, blocks, longest)
+            if _fits(made, console, options):
+                yield made
+                return
+        for parts in range(2, len(every) + 1):
+            size = -(-len(every) // parts)
+            tables = [self.made(every[i : i + size], False, 8) for i in range(0, len(every), size)]
+            if size == 1 or all(_fits(table, console, options) for table in tables):
+                yield from tables
+                return
+
+    def made(self, columns: Sequence[int], blocks: bool, longest: int) -> RichTable:
+        """Some of the columns, as a table for rich."""
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        made = RichTable(box=None, padding=(0, 1), header_style="dim", collapse_padding=True, pad_edge=False)
+        made.add_column("", no_wrap=True)
+        for j in columns:
+            made.add_column(_text(_short(self.columns[j], longest)), justify="right", no_wrap=True)
+        for i, word in enumerate(self.rows):
+            cells = [self._cell(i, j, blocks) for j in columns]
+            made.add_row(Text(_short(word, longest + 4), style="dim"), *cells)
+        return made
+
+    def _cell(self, i: int, j: int, blocks: bool) -> Any:
+        from rich.text import Text
+
+        if self.hidden is not None and bool(self.hidden[i, j]):
+            return Text("·", style="dim")
+        x = float(self.matrix[i, j])
+        share = min(abs(x) / self.largest, 1.0) if abs(x) < float("inf") else 0.0
+        colour, text = "yellow" if x < 0 else "blue", weight(x, self.digits)
+        if not blocks:
+            return Text(text, style=f"bold {colour}" if share >= 0.5 else "dim" if share < 0.05 else "")
+        block = _SHADES[max(round(share * (len(_SHADES) - 1)), share >= 0.05)]
+        return Text.assemble((block * 2, colour), " ", text)
 
 
-def _short(word: str) -> str:
+def _short(word: str, longest: int = _LONGEST) -> str:
     label = shown(word)
-    return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
+    return label if len(label) <= longest else label[: longest - 1] + "…"
 
 
 def as_text(table: Table) -> str:
