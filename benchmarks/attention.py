@@ -2,25 +2,33 @@
 
     python benchmarks/attention.py [--out FOLDER]
 
-Figures: the ratio to SDPA at 512 tokens and more, the overhead of a call at 16 tokens, and how the cost of a window
-over a long context grows with the window.
+Figures: the ratio to SDPA at 512 tokens and more, the overhead of a call at 16 tokens, how the cost of a window over a
+long context grows with the window, and one call (forward, forward + backward, one token at the end of a cache) by
+everybody: each of torch's kernels, FlexAttention, eager, and x-transformers if it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import compare, ratio, write
+from harness import QUICK, compare, ratio, willing, write
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sightline as sl
 
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
-LENGTHS = (2048, 8192, 16384) if GPU else (512, 1024, 2048, 4096)
+LENGTHS = (512,) if QUICK else (2048, 8192, 16384) if GPU else (512, 1024, 2048, 4096)
+# Of the call that everybody makes: tokens, tokens in the cache, heads, dim.
+COMMON = (512, 1024, 8, 64) if QUICK else (16384, 131072, 16, 128) if GPU else (2048, 8192, 8, 64)
+KERNELS = {"cuDNN": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
+TORCH = ("torch SDPA", *(f"torch SDPA, {name}" for name in KERNELS))
 
 
 def draw(length: int, heads: int = 8, dim: int = 64, batch: int = 1) -> tuple[torch.Tensor, ...]:
@@ -100,7 +108,7 @@ def overhead() -> list[dict]:
 
 def windows() -> list[dict]:
     """A window over 16,384 tokens costs in proportion to the window, not to the square of the context."""
-    length, rows = 16384, []
+    length, rows = 2048 if QUICK else 16384, []
     q, k, v = draw(length)
     calls = {f"window {w}": (lambda w=w: sl.attention(q, k, v, mask=sl.window(w))) for w in (256, 1024, 4096)}
     calls["causal"] = lambda: sl.attention(q, k, v, mask=sl.causal())
@@ -112,12 +120,80 @@ def windows() -> list[dict]:
     return rows
 
 
+def everybody() -> list[dict]:
+    """One causal call by all who can make it, as a multiple of the best of torch's own kernels."""
+    length, cached, heads, dim = COMMON
+    rows = []
+    for call, queries, keys in (
+        ("forward", length, length),
+        ("forward + backward", length, length),
+        ("decoding", 1, cached),
+    ):
+        q, (k, v) = draw(queries, heads, dim)[0], draw(keys, heads, dim)[1:]
+        runs = {name: (lambda f=f: f(q, k, v)) for name, f in _functions(queries, keys, dim).items()}
+        if call == "forward + backward":
+            runs = {name: (lambda f=f: _train(f, q, k, v)) for name, f in _functions(queries, keys, dim).items()}
+        able, refused = willing(runs)
+        result = compare(able, repeats=21 if call == "decoding" or GPU else 7)
+        best = min((name for name in TORCH if name in result), key=lambda name: result[name]["median_ms"])
+        about = {"call": f"everybody, {call}", "tokens": keys, "best": best}
+        for name in runs:
+            row = about | {"candidate": name}
+            if name in refused:
+                row["refused"] = refused[name]
+            else:
+                row |= {"of_best_torch": ratio(result, name, best)} | result[name]
+            rows.append(row)
+            figure = (
+                "refused: " + refused[name] if name in refused else f"{row['of_best_torch']:.3f} of the best of torch"
+            )
+            print(f"{call:20} {name:28} {keys:6} tokens   {figure}", flush=True)
+    return rows
+
+
+def _functions(queries: int, keys: int, dim: int) -> dict[str, Callable[..., torch.Tensor]]:
+    """The same causal call, aligned at the end, for everybody; a single query sees all keys."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    square = queries == keys
+    mask = sl.causal() if square else None
+    hidden = torch.ones(queries, keys, dtype=torch.bool, device=DEVICE).triu(1) if square and keys <= 16384 else None
+
+    def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT / math.sqrt(dim)
+        return (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).softmax(-1) @ v
+
+    def by(kernel: str) -> Callable[..., torch.Tensor]:
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel(getattr(SDPBackend, kernel)):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=square)
+
+        return run
+
+    blocks = create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device=DEVICE) if square else None
+    flex = torch.compile(flex_attention, dynamic=False)
+    found: dict[str, Callable[..., torch.Tensor]] = {
+        "sightline": lambda q, k, v: sl.attention(q, k, v, mask=mask),
+        "torch SDPA": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=square),
+        **{f"torch SDPA, {name}": by(kernel) for name, kernel in KERNELS.items()},
+        "FlexAttention, compiled": lambda q, k, v: flex(q, k, v, block_mask=blocks),
+        "eager": eager,
+    }
+    if find_spec("x_transformers"):
+        from x_transformers.attend import Attend
+
+        plain, flash = Attend(causal=square), Attend(causal=square, flash=True)
+        found["x-transformers"] = lambda q, k, v: plain(q, k, v)[0]
+        found["x-transformers, flash"] = lambda q, k, v: flash(q, k, v)[0]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="where to write the results")
     options = parser.parse_args()
     torch.manual_seed(0)
-    print("written:", write("attention", same_call() + overhead() + windows(), options.out))
+    print("written:", write("attention", same_call() + overhead() + windows() + everybody(), options.out))
 
 
 if __name__ == "__main__":

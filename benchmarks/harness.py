@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+# `sightline bench --quick`: a look in seconds at whether everything runs. Such results are marked, and never published.
+QUICK = os.environ.get("SIGHTLINE_BENCH_QUICK") == "1"
+# Peers whose version is written down when they took part.
+PEERS = {"transformers": "transformers", "x_transformers": "x-transformers", "bertviz": "bertviz"}
 
 
-def compare(candidates: dict[str, Callable[[], object]], repeats: int = 7, warmups: int = 2) -> dict[str, dict]:
+class Rounds(dict[str, dict]):
+    """The summary of each candidate by its name; `times` has every round."""
+
+    times: dict[str, list[float]]
+
+
+def compare(candidates: dict[str, Callable[[], object]], repeats: int = 7, warmups: int = 2) -> Rounds:
     """Milliseconds of each candidate: every round runs all of them, so that a noisy moment meets all alike.
 
     The order is drawn anew for each round, because what runs second finds another cache than what runs first.
     """
+    if QUICK:
+        repeats, warmups = min(repeats, 2), 1
     on_gpu = torch.cuda.is_available()
     times: dict[str, list[float]] = {name: [] for name in candidates}
     order, shuffle = list(candidates.items()), random.Random(0)
@@ -41,7 +55,24 @@ def compare(candidates: dict[str, Callable[[], object]], repeats: int = 7, warmu
                 spent = (time.perf_counter() - before) * 1e3
             if turn >= warmups:
                 times[name].append(spent)
-    return {name: summary(spent) for name, spent in times.items()}
+    found = Rounds({name: summary(spent) for name, spent in times.items()})
+    found.times = times
+    return found
+
+
+def willing(candidates: dict[str, Callable[[], object]]) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    """The candidates that can do it here, and for each of the others the first line of why not."""
+    able, refused = {}, {}
+    for name, run in candidates.items():
+        try:
+            run()
+        except Exception as error:  # a peer may refuse in its own way
+            refused[name] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        else:
+            able[name] = run
+    return able, refused
 
 
 def summary(spent: list[float]) -> dict:
@@ -51,7 +82,13 @@ def summary(spent: list[float]) -> dict:
 
 
 def ratio(result: dict[str, dict], name: str, base: str) -> float:
-    """How many times as long as another candidate of the same run."""
+    """How many times as long as another candidate of the same run: the median over rounds.
+
+    Two calls of one round meet the same moment of a machine that others use too, so that their quotient spreads less
+    than the quotient of two medians.
+    """
+    if isinstance(result, Rounds):
+        return statistics.median(a / b for a, b in zip(result.times[name], result.times[base], strict=True))
     return result[name]["median_ms"] / result[base]["median_ms"]
 
 
@@ -67,6 +104,12 @@ def machine() -> dict:
         import triton
 
         where |= {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__}
+    for module, package in PEERS.items():
+        if module in sys.modules:
+            try:
+                where[package] = version(package)
+            except PackageNotFoundError:
+                where[package] = "unknown"
     return where
 
 
@@ -81,11 +124,12 @@ def _processor() -> str:
 def write(name: str, rows: list[dict], folder: Path | None = None) -> Path:
     """Write results with the machine, the versions and the command; the file appears whole or not at all."""
     kind = "gpu" if torch.cuda.is_available() else "cpu"
-    path = (folder or RESULTS) / f"{name}-{kind}.json"
+    path = (folder or (Path("sightline-bench") if QUICK else RESULTS)) / f"{name}-{kind}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     options = [argument for argument in sys.argv[1:] if not (folder and argument in ("--out", str(folder)))]
-    command = " ".join(["python", Path(sys.argv[0]).name, *options])
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *options])
+    found = {"machine": machine(), "command": command, **({"quick": True} if QUICK else {}), "results": rows}
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps({"machine": machine(), "command": command, "results": rows}, indent=1) + "\n")
+    temporary.write_text(json.dumps(found, indent=1) + "\n")
     temporary.replace(path)
     return path

@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES_WITH_CODE = ("README.md", "CONTRIBUTING.md")
-PAGES = (*PAGES_WITH_CODE, "CHANGELOG.md", "DESIGN.md")
-
 FENCE = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+DOCS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))
+PAGES_WITH_CODE = ("README.md", "CONTRIBUTING.md", *(page for page in DOCS if FENCE.search(read(page))))
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "DESIGN.md", *DOCS)
+# Extras that are tools of ours, not parts of the library.
+TOOLS = {"all", "dev", "docs", "peers"}
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -47,7 +51,10 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE)
-def test_code_of_the_page_runs(page: str, namespace: dict[str, object]) -> None:
+def test_code_of_the_page_runs(
+    page: str, namespace: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # pages save pictures and runs
     blocks = list(python_blocks(read(page)))
     assert blocks, f"{page} shows no code"
     for line, block in blocks:
@@ -56,7 +63,7 @@ def test_code_of_the_page_runs(page: str, namespace: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_and_pictures_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", read(page))
     local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
     broken = [target for target in local if not (ROOT / page).parent.joinpath(target).exists()]
@@ -87,7 +94,7 @@ def test_every_extra_is_in_all() -> None:
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     named = everything.removeprefix("sightline[").removesuffix("]").split(",")
-    assert sorted(named) == sorted(extras.keys() - {"all", "dev"})
+    assert sorted(named) == sorted(extras.keys() - TOOLS)
 
 
 def test_everything_installed_is_pinned() -> None:
@@ -96,6 +103,7 @@ def test_everything_installed_is_pinned() -> None:
     installed = [
         *project["dependencies"],
         *project["optional-dependencies"]["dev"],
+        *project["optional-dependencies"]["docs"],
         *project["optional-dependencies"]["triton"],
     ]
     asked = {re.match(r"[A-Za-z0-9._-]+", requirement).group().lower() for requirement in installed}

@@ -11,7 +11,7 @@ import typer
 from sightline.errors import SightlineError
 
 # Each command is a function named like its file, `sightline.cli.<file>`; its docstring is its help.
-COMMANDS: tuple[str, ...] = ("look", "serve", "steps", "lesson", "ladder", "models")
+COMMANDS: tuple[str, ...] = ("look", "serve", "steps", "lesson", "ladder", "models", "bench")
 
 app = typer.Typer(
     help="Attention you can see through.",

@@ -1,0 +1,209 @@
+"""The tables of the pages, each made from results: one function for each block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from goals import scoreboard
+
+if TYPE_CHECKING:
+    from tables import Results
+
+MISSING = "not measured yet"
+MOST = "+ entropy, max_score, distance"
+Rows = Iterable[tuple[str, ...]]
+
+
+def table(head: tuple[str, ...], rows: Rows) -> str:
+    """A Markdown table; columns but the first are figures and stand at the right."""
+    rows = list(rows)
+    if not rows:
+        return f"*{MISSING.capitalize()}.*"
+    lines = [head, ("---", *("---:" for _ in head[1:])), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def times(value: float | None) -> str:
+    """A ratio: three digits below ten, fewer above."""
+    return MISSING if value is None else f"{value:.2f}" if value < 9.995 else f"{value:.0f}"
+
+
+def duration(milliseconds: float | None) -> str:
+    """A time in the unit that suits it."""
+    if milliseconds is None:
+        return MISSING
+    for limit, factor, unit in ((1, 1e3, "µs"), (1e3, 1, "ms"), (float("inf"), 1e-3, "s")):
+        if milliseconds < limit:
+            value = milliseconds * factor
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    raise AssertionError
+
+
+def size(mebibytes: float | None) -> str:
+    if mebibytes is None:
+        return MISSING
+    return f"{mebibytes:,.0f} MiB" if mebibytes < 9999 else f"{mebibytes / 1024:,.1f} GiB"
+
+
+def megabytes(count: float | None) -> str:
+    return MISSING if count is None else f"{count / 1e6:,.1f} MB"
+
+
+def where(results: Results, kind: str, *names: str) -> str:
+    """The machine of some results, in words."""
+    about = results.machine(*(f"{name}-{kind}" for name in names))
+    if about is None:
+        return "NVIDIA H200" if kind == "gpu" else "CPU"
+    if kind == "gpu":
+        return f"{about['gpu']}, bf16, torch {about['torch'].partition('+')[0]}"
+    return f"{about['processor']}, {about['threads']} threads, float32, torch {about['torch'].partition('+')[0]}"
+
+
+def peers(results: Results) -> str:
+    """The README's table: a few lines that say what it costs beside what."""
+    lines: list[tuple[str, ...]] = []
+    for kind, tokens, watched in (("cpu", 4096, 2048), ("gpu", 16384, 32768)):
+        lines.append((f"**{where(results, kind, 'lens', 'attention')}**", "", ""))
+        lens = [results.figure(f"lens-{kind}", "of_best_forward", call=MOST, causal=causal) for causal in (True, False)]
+        eager = results.figure(f"lens-{kind}", "of_best_forward", call="eager, with its map", causal=True)
+        plain = results.figure(f"attention-{kind}", "ratio", call="causal", tokens=tokens)
+        seen = results.figure(f"watch-{kind}", "of_unwatched", call="watched", tokens=watched)
+        beside = "torch's best kernel"
+        lines.append((f"attention, causal, {tokens:,} tokens", times(plain), f"{beside} = 1"))
+        more = "" if eager is None else f"; eager with its map {times(eager)}"
+        pair = " / ".join(times(value) for value in lens) if None not in lens else MISSING
+        lines.append((f"attention and its account, causal / full, {tokens:,} tokens", pair, f"{beside} = 1{more}"))
+        model = "SmolLM2-135M" if kind == "cpu" else "a model of Llama-3-8B's shape"
+        lines.append((f"{model}, all layers watched, {watched:,} tokens", times(seen), "the same unwatched = 1"))
+        encoder = [row["ratio"] for row in results.rows(f"modules-{kind}", call="encoder, no gradients")]
+        lines.append(
+            ("encoder, the same weights", times(max(encoder, default=None)), "torch.nn.TransformerEncoder = 1")
+        )
+        if kind == "cpu":
+            for call, words in (("encode", "64 sentences to vectors"), ("generate", "128 tokens written by SmolLM2")):
+                lines.append((words, times(results.figure("models-cpu", "ratio", call=call)), "transformers = 1"))
+            page = [results.figure("page_size-cpu", f"{who}.bytes", tokens=512) for who in ("sightline", "bertviz")]
+            lines.append(("a page of 72 heads over 512 tokens", megabytes(page[0]), f"BertViz {megabytes(page[1])}"))
+        else:
+            whole = results.figure("lens-gpu", "seconds", call="one layer")
+            bare = results.figure("growth-gpu", "median_ms", call="torch SDPA", tokens=1 << 20)
+            lines.append(
+                (
+                    "one layer of 1,048,576 tokens with its account",
+                    duration(None if whole is None else whole * 1e3),
+                    f"torch's output alone {duration(bare)}",
+                )
+            )
+    return table(("time, unless a unit says otherwise; less is better", "Sightline", "beside"), lines)
+
+
+def everybody(results: Results, kind: str) -> str:
+    """One call by everybody: columns are forward, forward + backward, decoding."""
+    name = f"attention-{kind}"
+    calls = ("forward", "forward + backward", "decoding")
+    found = {call: results.rows(name, call=f"everybody, {call}") for call in calls}
+    candidates = dict.fromkeys(row["candidate"] for rows in found.values() for row in rows)
+    rows = []
+    for candidate in candidates:
+        cells = []
+        for call in calls:
+            row = next((row for row in found[call] if row["candidate"] == candidate), {})
+            value = row.get("of_best_torch")
+            cells.append("—" if value is None else f"{times(value)} ({duration(row['median_ms'])})")
+        if any(cell != "—" for cell in cells):
+            rows.append((candidate, *cells))
+    heads = tuple(f"{call}, {found[call][0]['tokens']:,} tokens" if found[call] else call for call in calls)
+    return f"{where(results, kind, 'attention')}.\n\n" + table(("", *heads), rows)
+
+
+def account(results: Results, kind: str) -> str:
+    """`observe` with growing sets of statistics."""
+    both = {causal: results.rows(f"lens-{kind}", causal=causal) for causal in (True, False)}
+    rows = []
+    for one in both[True]:
+        other = next((row for row in both[False] if row["call"] == one["call"]), {})
+        cells = (f"{times(row.get('of_best_forward'))} ({duration(row.get('median_ms'))})" for row in (one, other))
+        rows.append((one["call"], *cells))
+    tokens = f"{both[True][0]['tokens']:,} tokens" if both[True] else ""
+    return f"{where(results, kind, 'lens')}; {tokens}.\n\n" + table(("", "causal", "full"), rows)
+
+
+def modules(results: Results, kind: str) -> str:
+    rows = [
+        (row["call"], f"{row['batch']} x {row['tokens']:,}", times(row["ratio"]), duration(row["torch"]["median_ms"]))
+        for row in results.rows(f"modules-{kind}")
+        if "ratio" in row
+    ]
+    head = ("", "batch x tokens", "sightline / torch.nn", "torch.nn")
+    return f"{where(results, kind, 'modules')}.\n\n" + table(head, rows)
+
+
+def models(results: Results) -> str:
+    rows = []
+    for row in results.rows("models-cpu"):
+        ours, theirs = row["sightline"], row["transformers"]
+        if "median_ms" in ours:
+            rows.append((row["call"], times(row["ratio"]), duration(ours["median_ms"]), duration(theirs["median_ms"])))
+        else:
+            rows.append((row["call"], times(row["ratio"]), size(ours["peak_mib"]), size(theirs["peak_mib"])))
+    head = ("", "sightline / transformers", "sightline", "transformers")
+    return f"{where(results, 'cpu', 'models')}.\n\n" + table(head, rows)
+
+
+def watching(results: Results, kind: str) -> str:
+    rows = []
+    for row in results.rows(f"watch-{kind}"):
+        spent = row["seconds"] * 1e3 if "seconds" in row else row.get("median_ms")
+        share = times(row["of_unwatched"]) if "of_unwatched" in row else ""
+        took = "does not fit" if row.get("fits") is False else duration(spent)
+        memory = size(row["peak_mebibytes"]) if "peak_mebibytes" in row else ""
+        rows.append((row["call"], f"{row['tokens']:,}", share, took, memory))
+    head = ("", "tokens", "of unwatched", "time", "memory at the peak")
+    return f"{where(results, kind, 'watch')}.\n\n" + table(head, rows)
+
+
+def growth(results: Results, kind: str) -> str:
+    rows = []
+    for row in results.rows(f"growth-{kind}"):
+        if not row["call"].startswith("exponent, "):
+            continue
+        call = row["call"].removeprefix("exponent, ")
+        last = results.row(f"growth-{kind}", call=call, tokens=row["to"])
+        powers = ("—" if row[what] is None else f"n^{row[what]:.2f}" for what in ("time", "memory"))
+        rows.append((call, f"{row['to']:,}", duration(last["median_ms"]), size(last["mebibytes"]), *powers))
+    head = ("", "longest context", "time there", "memory there", "time grows as", "memory grows as")
+    return f"{where(results, kind, 'growth')}.\n\n" + table(head, rows)
+
+
+def page_size(results: Results) -> str:
+    rows = []
+    for row in results.rows("page_size-cpu"):
+        cells = []
+        for who in ("sightline", "bertviz"):
+            found = row.get(who, {})
+            cells += [megabytes(found.get("bytes")), duration(found.get("median_ms"))]
+        rows.append((f"{row['tokens']}", *cells))
+    head = ("tokens", "Sightline", "made in", "BertViz", "made in")
+    return f"{where(results, 'cpu', 'page_size')}.\n\n" + table(head, rows)
+
+
+def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], str]:
+    return lambda results: make(results, kind)
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "peers": peers,
+    "scoreboard": lambda results: table(*scoreboard(results)),
+    "models": models,
+    "page-size": page_size,
+}
+for _kind in ("cpu", "gpu"):
+    for _name, _make in {
+        "everybody": everybody,
+        "account": account,
+        "modules": modules,
+        "watching": watching,
+        "growth": growth,
+    }.items():
+        BLOCKS[f"{_name}-{_kind}"] = _of(_kind, _make)

@@ -1,0 +1,128 @@
+"""What was to be reached, and what was: every line has a bound that had to hold, a goal, and the measured value.
+
+Ratios are of times, side by side in one run. `first` is what must hold before the part counts as done, `goal` where the
+arithmetic says it can go. Where several calls share a line, the worst of them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tables import Results
+
+PICTURE, ROWS, TOP = "received, picture", "+ entropy, max_score, distance", "+ top(8)"
+# Calls that torch cannot make in the same way: it needs the mask written out.
+UNLIKE = "torch: written out"
+
+
+class Goal(NamedTuple):
+    """A line of the scoreboard; `found` gives the measured values, the worst of which is compared."""
+
+    what: str
+    where: str
+    first: float
+    goal: float
+    found: Callable[[Results], list[float]]
+    unit: str = ""
+
+
+def same_call(kind: str) -> Callable[[Results], list[float]]:
+    def found(results: Results) -> list[float]:
+        rows = results.rows(f"attention-{kind}")
+        return [row["ratio"] for row in rows if "ratio" in row and UNLIKE not in row["call"]]
+
+    return found
+
+
+def account(kind: str, call: str) -> Callable[[Results], list[float]]:
+    return lambda results: [row["of_best_forward"] for row in results.rows(f"lens-{kind}", call=call)]
+
+
+def one(name: str, key: str, **match: object) -> Callable[[Results], list[float]]:
+    return lambda results: [row[key] for row in results.rows(name, **match) if key in row]
+
+
+def encoder(kind: str) -> Callable[[Results], list[float]]:
+    def found(results: Results) -> list[float]:
+        return [row["ratio"] for row in results.rows(f"modules-{kind}") if row["call"].startswith("encoder, ")]
+
+    return found
+
+
+SAME = "`sl.attention` / torch's best kernel for the same call"
+STACK = "`sl.nn.Encoder` / `torch.nn.TransformerEncoder`, same weights"
+GOALS = (
+    Goal(SAME, "CPU", 1.05, 1.02, same_call("cpu")),
+    Goal(SAME, "H200", 1.05, 1.02, same_call("gpu")),
+    Goal(
+        "`sl.observe` with lse, received and a 512 x 512 picture / best plain forward",
+        "H200, 16,384 tokens",
+        1.75,
+        1.4,
+        account("gpu", PICTURE),
+    ),
+    Goal("the same and entropy, max_score, distance", "H200, 16,384 tokens", 2.0, 1.5, account("gpu", ROWS)),
+    Goal("the same and `top(8)`", "H200, 16,384 tokens", 2.6, 1.9, account("gpu", TOP)),
+    Goal(
+        "`sl.observe` with all of these but `top` / SDPA", "CPU, 4,096 tokens and more", 2.0, 1.6, account("cpu", ROWS)
+    ),
+    Goal(
+        "memory of `sl.observe` beyond q, k, v and the output",
+        "H200, 65,536 tokens, 16 heads",
+        128,
+        64,
+        one("lens-gpu", "mebibytes", call="memory"),
+        "MiB",
+    ),
+    Goal(
+        "one layer of 1,048,576 tokens, 16 heads of 128, causal: output, all statistics but `top`, pictures of "
+        "1,024 x 1,024",
+        "H200",
+        24,
+        14,
+        one("lens-gpu", "seconds", call="one layer"),
+        "s",
+    ),
+    Goal(STACK, "CPU", 1.05, 0.9, encoder("cpu")),
+    Goal(STACK, "H200", 1.05, 0.9, encoder("gpu")),
+)
+
+
+def scoreboard(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and the lines of the table."""
+    rows = []
+    for line in GOALS:
+        values = line.found(results)
+        rows.append(
+            (
+                line.what,
+                line.where,
+                _shown(line.first, line.unit, exact=True),
+                _shown(line.goal, line.unit, exact=True),
+                _measured(values, line.unit),
+                verdict(values, line),
+            )
+        )
+    return ("what", "where", "first", "goal", "measured", ""), rows
+
+
+def verdict(values: list[float], line: Goal) -> str:
+    """Whether the worst of the values keeps to the bounds, as they are: nothing is rounded in anyone's favour."""
+    if not values:
+        return "not measured yet"
+    worst = max(values)
+    return "goal" if worst <= line.goal else "first" if worst <= line.first else "**short**"
+
+
+def _measured(values: list[float], unit: str) -> str:
+    if not values:
+        return "—"
+    low, high = _shown(min(values), unit), _shown(max(values), unit)
+    return low if low == high else f"{low.removesuffix(f' {unit}')} to {high}"
+
+
+def _shown(value: float, unit: str, exact: bool = False) -> str:
+    number = f"{value:g}" if exact else f"{value:.0f}" if unit == "MiB" else f"{value:.1f}" if unit else f"{value:.3f}"
+    return f"{number} {unit}".strip()

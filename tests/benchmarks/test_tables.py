@@ -1,0 +1,107 @@
+"""Every number of README and docs comes from a committed result: blocks are current, and claims stand in blocks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+# A number with a unit of time, memory or comparison. `512 x 512` is a size, and `2 x` with nothing after it is not.
+CLAIM = re.compile(
+    r"(?<![\w.])\d[\d,.]*\s?(?:ns|µs|us|ms|s|seconds?|minutes?|hours?|[kKMG]i?B|%|×|x(?!\s*\d)|times|fold)(?![\w/])"
+    r"|\b(?:twice|half|thrice|double) (?:as|the) (?:fast|quick|slow|time|memory)",
+)
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("tables")
+
+
+def claims(text: str, block: re.Pattern[str]) -> list[str]:
+    """What looks like a measured figure outside of blocks and code."""
+    text = FENCE.sub("", block.sub("", text))
+    return [match.group() for match in CLAIM.finditer(re.sub(r"`[^`\n]*`", "", text))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_numbers_are_those_of_the_results(page: Path, tables: ModuleType) -> None:
+    text = page.read_text("utf-8")
+    assert tables.filled(text, tables.Results()) == text, "python benchmarks/tables.py --write"
+    assert text.count("<!-- bench:") == text.count("<!-- /bench -->") == len(tables.BLOCK.findall(text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_figure_is_typed_by_hand(page: Path, tables: ModuleType) -> None:
+    assert claims(page.read_text("utf-8"), tables.BLOCK) == []
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("It takes 1.5 s, or 20 % more", ["1.5 s", "20 %"]),
+        ("3 times as fast, 2x", ["3 times", "2x"]),
+        ("needs 64 MiB", ["64 MiB"]),
+        ("twice as fast", ["twice as fast"]),
+        ("a picture of 512 x 512 over 65,536 tokens with 8 heads", []),
+        ("`sleep 5 s`", []),
+        ("```sh\nsleep 5 s\n```", []),
+        ("<!-- bench:peers -->\n5 s\n<!-- /bench -->", []),
+    ],
+)
+def test_the_check_for_figures_itself(text: str, found: list[str], tables: ModuleType) -> None:
+    assert claims(text, tables.BLOCK) == found
+
+
+def test_pictures_are_drawn_from_the_results(tables: ModuleType) -> None:
+    plot = importlib.import_module("plot")
+    files = tables.Results().files
+    for picture, name in plot.PICTURES.items():
+        if name in files:
+            assert plot.is_current(picture, files[name]), "python benchmarks/tables.py --write"
+        else:
+            assert not picture.exists()
+
+
+def test_a_changed_result_changes_the_page(tables: ModuleType, tmp_path: Path) -> None:
+    rows = [{"call": "causal", "tokens": 4096, "ratio": 1.234}, {"call": "plain", "tokens": 4096, "ratio": 1.0}]
+    about = {"processor": "a processor", "threads": 2, "torch": "2.0+cpu"}
+    (tmp_path / "attention-cpu.json").write_text(json.dumps({"machine": about, "results": rows}))
+    text = tables.filled("<!-- bench:peers -->\nold\n<!-- /bench -->", tables.Results(tmp_path))
+    assert "| attention, causal, 4,096 tokens | 1.23 |" in text
+    assert "a processor, 2 threads" in text
+    assert "not measured yet" in text
+
+
+@pytest.mark.parametrize("values, verdict", [([], "not measured yet"), ([1.0], "goal"), ([1.0, 1.03], "first")])
+def test_verdicts(values: list[float], verdict: str, tables: ModuleType) -> None:
+    goals = importlib.import_module("goals")
+    assert goals.verdict(values, goals.GOALS[0]) == verdict
+
+
+def test_the_worst_call_decides_and_is_not_rounded(tables: ModuleType) -> None:
+    goals = importlib.import_module("goals")
+    assert goals.verdict([0.5, 1.0501], goals.GOALS[0]) == "**short**"
+
+
+def test_quick_results_are_not_published(tables: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "x-cpu.json").write_text(json.dumps({"quick": True, "machine": {}, "results": []}))
+    with pytest.raises(SystemExit, match="--quick"):
+        tables.Results(tmp_path)
+
+
+def test_exponents_are_fitted(tables: ModuleType) -> None:
+    growth: Any = importlib.import_module("growth")
+    assert growth.slope([256, 512, 1024], [3.0, 12.0, 48.0]) == pytest.approx(2.0)
+    assert growth.slope([256, 512, 1024], [5.0, 5.0, 5.0]) == pytest.approx(0.0)
+    assert growth.slope([256, 512], [1.0, 0.0]) is None
