@@ -55,9 +55,11 @@ def where(results: Results, kind: str, *names: str) -> str:
     about = results.machine(*(f"{name}-{kind}" for name in names))
     if about is None:
         return "NVIDIA H200" if kind == "gpu" else "CPU"
+    versions = ["torch", *(name for name in ("triton", "transformers", "x-transformers", "bertviz") if name in about)]
+    told = ", ".join(f"{name} {about[name].partition('+')[0]}" for name in versions)
     if kind == "gpu":
-        return f"{about['gpu']}, bf16, torch {about['torch'].partition('+')[0]}"
-    return f"{about['processor']}, {about['threads']} threads, float32, torch {about['torch'].partition('+')[0]}"
+        return f"{about['gpu']}, bf16, {told}"
+    return f"{about['processor']}, {about['threads']} threads, float32, {told}"
 
 
 def peers(results: Results) -> str:

@@ -52,7 +52,7 @@ def encoder() -> list[dict]:
             "encoder, forward + backward": lambda module, x: module(x).sum().backward(),
         }.items():
             runs = {"torch": lambda: run(theirs, x), "sightline": lambda: run(ours, x)}
-            result = compare(runs, repeats=21 if GPU else 9)
+            result = compare(runs, repeats=21 if GPU else 15)
             rows.append(_row(call, batch, time, result))
             for module in (theirs, ours):
                 module.zero_grad(set_to_none=True)
@@ -79,7 +79,7 @@ def attention() -> list[dict]:
                 if refused:
                     rows.append({"call": call, "batch": 1, "tokens": time, "refused": refused})
                     continue
-                rows.append(_row(call, 1, time, compare(able, repeats=21 if GPU else 9)))
+                rows.append(_row(call, 1, time, compare(able, repeats=21 if GPU else 15)))
     return rows
 
 
