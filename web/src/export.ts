@@ -40,13 +40,13 @@ export class ExportDialog {
       if (run.layer(layer).exact) {
         const rows = `${cells.q0}:${cells.q1}`;
         const cols = `${cells.k0}:${cells.k1}`;
-        const fetchFile = (format: string) => () => location.assign(this.context.source.exportAddress(run.id, format, layer, head, rows, cols));
+        const fetchFile = (format: string) => () => download(this.context.source.exportAddress(run.id, format, layer, head, rows, cols), "");
         items.push(count <= 1_000_000 ? item("CSV", `exact weights, ${range}`, fetchFile("csv")) : note("CSV", `${count.toLocaleString("en")} cells are visible; at most 1,000,000 fit: zoom in`));
         items.push(count <= 16 << 20 ? item("npz", `exact weights for NumPy, ${range}`, fetchFile("npz")) : note("npz", "more than 64 MiB are visible: zoom in"));
       }
     }
     if (this.context.source.live)
-      items.push(item("HTML", "the run as one page that needs no server", () => location.assign(this.context.source.exportAddress(run.id, "html", layer, head, "", ""))));
+      items.push(item("HTML", "the run as one page that needs no server", () => download(this.context.source.exportAddress(run.id, "html", layer, head, "", ""), "")));
     this.list.replaceChildren(el("ul", {}, ...items));
     this.node.showModal();
   }
@@ -137,10 +137,14 @@ export class ExportDialog {
     const run = this.context.run.value!;
     const { layer, head } = this.context.state;
     const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
-    const link = el("a", { attrs: { href: address, download: `sightline-${run.id.slice(0, 8)}-layer${layer}-head${head}-${name}` } });
-    link.click();
+    download(address, `sightline-${run.id.slice(0, 8)}-layer${layer}-head${head}-${name}`);
     window.setTimeout(() => URL.revokeObjectURL(address), 10_000);
   }
+}
+
+// A file the browser saves; the page stays where it is.
+function download(address: string, name: string): void {
+  el("a", { attrs: { href: address, download: name } }).click();
 }
 
 function place(scale: { name: string; lo: number; hi: number }, value: number): number {

@@ -94,11 +94,17 @@ export class Links {
     this.about.textContent = whole
       ? `the ${TOP} strongest keys of every query, from ${LEAST} up`
       : `tokens ${this.first.toLocaleString("en")} to ${(this.stop - 1).toLocaleString("en")} of ${info.queries.toLocaleString("en")}, around the pinned query; farther keys as chips`;
-    if (!info.exact) {
+    const now = ++this.asked;
+    const floor = run.source.floor?.(layer, head) ?? info.floor;
+    if (!floor || floor[0] || floor[1]) {
       this.about.textContent = "q and k were not kept: watch with keep_qk=True to see links of a long text.";
+      this.found = [];
+      this.stop = this.keyStop = this.first;
+      this.columns();
+      this.draw();
+      return;
     }
     this.columns();
-    const now = ++this.asked;
     try {
       // Rows of one tile, or of those that hold this part of the map.
       const lines: Line[] = [];

@@ -177,7 +177,7 @@ class App {
 
   private panelButtons(): HTMLElement[] {
     const names: [Panel, string][] = [["text", "Text"], ["centre", "Map"], ["heads", "Heads"], ["more", "More"]];
-    return names.map(([panel, name]) => el("button", { attrs: { type: "button", "data-panel": panel }, on: { click: () => this.showPanel(panel) } }, name));
+    return names.map(([panel, name]) => el("button", { attrs: { type: "button", "data-panel": panel }, on: { click: () => this.choosePanel(panel) } }, name));
   }
 
   // On a phone one panel at a time; "More" are the views beside the map.
@@ -185,8 +185,13 @@ class App {
     this.root.dataset.panel = panel === "more" ? "centre" : panel;
     this.root.dataset.more = String(panel === "more");
     for (const button of this.panels.children as HTMLCollectionOf<HTMLElement>) button.setAttribute("aria-current", String(button.dataset.panel === panel));
-    if (panel === "centre" && this.context.state.view !== "map") this.context.store.replace({ view: "map" });
-    if (panel === "more" && this.context.state.view === "map") this.context.store.replace({ view: "links" });
+  }
+
+  private choosePanel(panel: Panel): void {
+    const { view } = this.context.state;
+    this.showPanel(panel);
+    if (panel === "centre" && view !== "map") this.context.store.replace({ view: "map" });
+    if (panel === "more" && view === "map") this.context.store.replace({ view: "links" });
   }
 
   private openRail(open: boolean): void {
@@ -215,8 +220,8 @@ class App {
   }
 
   private key(event: KeyboardEvent): void {
-    const target = event.target as HTMLElement;
-    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog")) return;
+    const target = event.target instanceof HTMLElement ? event.target : document.body;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog[open]")) return;
     if (event.key === "Escape") {
       if (this.root.classList.contains("rail-open")) this.openRail(false);
       else this.context.release();

@@ -9,7 +9,7 @@ import { MiniMap } from "./minimap";
 import { drawOverlay } from "./overlay";
 import { type HeadRef, Painter } from "./painter";
 import type { Scale } from "./colors";
-import type { Pool } from "./source";
+import { Later, type Pool } from "./source";
 import type { Place } from "./state";
 
 export interface MapEvents {
@@ -344,7 +344,7 @@ export class MapView {
         })
         .catch((error) => {
           // Still being computed: the strips stay empty until it is there.
-          if (error?.status === 409 && this.look?.heads[0]?.head === head.head) window.setTimeout(again, 2000);
+          if (error instanceof Later && this.look?.heads[0]?.head === head.head) window.setTimeout(again, 2000);
         });
     };
     again();
@@ -376,6 +376,7 @@ export class MapView {
     const { failed, refining, waiting } = this.painter;
     this.badge.hidden = !(refining || waiting) || failed !== null;
     this.badge.textContent = "refining";
+    this.badge.dataset.kind = waiting ? "waiting" : "estimate";
     this.badge.title = refining ? "an estimate from a few rows; the exact picture is being computed" : "finer tiles are on their way";
     if (failed !== null && this.failure.dataset.text !== failed) {
       this.failure.replaceChildren(
@@ -413,7 +414,8 @@ export class MapView {
     this.map.on("click", (event) => {
       const { x, y } = event.containerPoint;
       const cells = this.grid.at(x, y);
-      if (!cells || event.originalEvent.detail > 1) return;
+      // With Shift it was a rectangle, or is told by its own handler.
+      if (!cells || event.originalEvent.detail > 1 || event.originalEvent.shiftKey) return;
       const touched = (event.originalEvent as PointerEvent).pointerType === "touch";
       // On a touch screen the first tap is the pointer, the second one on the same cell pins.
       if (touched && (this.hovered?.q0 !== cells.q0 || this.hovered?.k0 !== cells.k0)) {

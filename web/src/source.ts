@@ -154,6 +154,11 @@ export class Refused extends Error {
   }
 }
 
+// Still being computed: it may be asked for again.
+export class Later extends Error {
+  override message = "this is still being computed; it will be there in a little while";
+}
+
 export interface Source {
   readonly live: boolean; // whether a server is behind it, with exact numbers
   floor?(layer: number, head: number): [number, number] | null;
@@ -229,8 +234,10 @@ export class HttpSource implements Source {
   column(run: string, rev: number, layer: number, head: number, k: number[], signal?: AbortSignal): Promise<Float32Array> {
     return this.floats(`/api/runs/${run}/columns/${layer}/${head}?k=${k.join(",")}&rev=${rev}`, signal);
   }
-  tracks(run: string, rev: number, layer: number, head: number): Promise<Float32Array> {
-    return this.floats(`/api/runs/${run}/tracks/${layer}/${head}?rev=${rev}`);
+  async tracks(run: string, rev: number, layer: number, head: number): Promise<Float32Array> {
+    const answer = await this.ask(`/api/runs/${run}/tracks/${layer}/${head}?rev=${rev}`);
+    if (answer.status === 202) throw new Later();
+    return new Float32Array(await answer.arrayBuffer());
   }
   peek(run: string, rev: number, layer: number, head: number, rows: string, cols: string, signal?: AbortSignal): Promise<CellPeek | PatchPeek> {
     return this.json(`/api/runs/${run}/peek/${layer}/${head}?rows=${rows}&cols=${cols}&rev=${rev}`, { signal });

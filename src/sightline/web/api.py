@@ -179,14 +179,8 @@ def routes(service: Service) -> APIRouter:
         both = await wait_for(request, service.quick((it.key, "tracks", layer, head), make))
         if both is None:
             service.open_head(it, layer, head)
-            raise Problem(
-                409,
-                "this is still being computed",
-                expected="the whole map walked over once",
-                got="a part of it",
-                hint="again in a little while",
-                retry_after=2,
-            )
+            # No error: it comes by itself, once the whole map has been walked over.
+            return Response(status_code=202, headers={"Retry-After": "2", "Cache-Control": "no-store"})
         return finished(request, it, binary(np.concatenate(both).tobytes()))
 
     @api.get("/runs/{run}/peek/{layer}/{head}", tags=["numbers"])

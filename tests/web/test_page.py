@@ -1,0 +1,605 @@
+"""The page in a real browser: the acceptance checks of the explorer, one by one, and the ways through it."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Page
+
+from cli.test_serve import address, start
+from sightline.models import load as load_model
+from sightline.steps import explain
+from sightline.web.orders import Order
+from sightline.web.running import Models, name_order, performer, watched
+from sightline.web.saved import shelve
+from sightline.web.service import Service
+from web.browser import SENTENCE, Live, Visit, build_page, flat_run, long_run, open_browser, relu_run
+
+OTHER = "The lions were scared of the kids, so they left right away."
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    build_page()
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    model, tokenizer = load_model("minilm")
+    for name, text in (("a-kids", SENTENCE), ("b-lions", OTHER)):
+        watched(model.eval(), tokenizer, Order(text, "minilm"), folder / name, lambda **_: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def live(runs: Path) -> Iterator[Live]:
+    models = Models(["minilm"])
+    service = Service(performer(models, lambda run: service.library.add(run)), name_order, models)
+    shelve(service.library, runs)
+    server = Live(service)
+    server.kids = service.library.listed()[0]["id"]  # type: ignore[attr-defined]
+    server.lions = service.library.listed()[1]["id"]  # type: ignore[attr-defined]
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, live: Live) -> Iterator[Visit]:
+    opened = Visit(browser, live.base)
+    yield opened
+    opened.close()
+
+
+def at(live: Live, **state: object) -> str:
+    return "#v=1&" + "&".join(f"{name}={value}" for name, value in {"run": live.kids, **state}.items())  # type: ignore[attr-defined]
+
+
+def weight(live: Live, layer: int, head: int, query: int, key: int) -> float:
+    sight = live.service.run(live.kids).account[f"encoder.layers.{layer}.attention"]  # type: ignore[attr-defined]
+    return float(sight.tile(slice(query, query + 1), slice(key, key + 1))[0, head].item())
+
+
+def pixels(page: Page, selector: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(page.locator(selector).screenshot())).convert("RGB")).astype(int)
+
+
+# 1
+
+
+def test_the_first_view_shows_heads_map_text_and_a_true_sentence(visit: Visit, live: Live) -> None:
+    page = visit.open()
+    sentence = page.locator(".sentence")
+    visit.until("document.querySelector('.sentence .weight').textContent !== ''")
+    state = dict(part.split("=") for part in page.url.split("#")[1].split("&"))
+    layer, head, query, key = (int(state[name]) for name in ("L", "H", "q", "k"))
+    assert float(sentence.locator(".weight").inner_text()) == pytest.approx(
+        weight(live, layer, head, query, key), abs=5e-4
+    )
+    assert page.locator(".head").count() == 72
+    assert page.locator(".text-body .t").count() == 16
+    assert page.locator(".text-body").inner_text().split() == ["[CLS]", *SENTENCE.split(), "[SEP]"]
+    drawn = pixels(page, ".centre-map .surface")
+    assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > 20
+
+
+# 2
+
+
+def test_they_look_at_kids(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    page.mouse.move(*visit.cell(10, 2))
+    page.wait_for_selector(".tooltip >> text=rank 1 of 16")
+    shown = page.locator(".tooltip").inner_text()
+    assert shown.split()[:2] == ["they→kids", "0.814"]
+    page.mouse.click(*visit.cell(10, 2))
+    with page.expect_response(lambda answer: "/steps/" in answer.url) as caught:
+        page.keyboard.press("s")
+    steps = caught.value.json()
+    line = next(line for line in steps["lines"] if line["key"] == 2)
+    exact = weight(live, 3, 1, 10, 2)
+    assert line["weight"] == pytest.approx(exact, abs=1e-6)
+    assert exact == pytest.approx(0.814, abs=1e-3)
+    told = explain(load_model("minilm")[0].eval(), SENTENCE, layer=3, head=1).table(10).to_dict()
+    assert [one["weight"] for one in steps["lines"]] == pytest.approx(
+        [one["weight"] for one in told["lines"]], abs=1e-6
+    )
+    assert steps["sum"] == pytest.approx(told["sum"], abs=1e-5)
+    row = page.locator(".steps-table tr", has_text="kids")
+    assert "0.814" in row.inner_text()
+    scope: dict[str, float] = {}
+    exec(steps["python"].replace("print(weight)", ""), scope)
+    assert scope["weight"] == pytest.approx(exact, abs=1e-6)
+
+
+# 4
+
+
+def test_colours_change_without_asking(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    before = pixels(page, ".centre-map .surface")
+    visit.requests.clear()
+    times = []
+    for keys in ("l", "l", "l"):
+        times.append(
+            page.evaluate(
+                """key => new Promise(done => {
+                    const start = performance.now();
+                    document.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+                    requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - start)));
+                })""",
+                keys,
+            )
+        )
+    assert (pixels(page, ".centre-map .surface") != before).any(), "linear is not log"
+    for name in ("viridis", "cividis", "grey"):
+        was = pixels(page, ".centre-map .surface")
+        page.select_option("select[aria-label=colours]", name)
+        page.wait_for_timeout(100)
+        assert (pixels(page, ".centre-map .surface") != was).any()
+    page.fill("input[aria-label='highest colour at']", "0.1")
+    page.keyboard.press("Tab")
+    page.wait_for_timeout(100)
+    assert "hi=0.1" in page.url
+    assert visit.requests == []
+    assert min(times) < 100
+
+
+# 6
+
+
+@pytest.mark.parametrize("ratio", [1, 1.25, 2])
+def test_a_flat_map_has_one_colour_and_no_seams(browser: Browser, live: Live, ratio: float) -> None:
+    run = flat_run()
+    live.service.library.add(run)
+    visit = Visit(browser, live.base, device_scale_factor=ratio)
+    try:
+        page = visit.open(f"#v=1&run={run.id}&view=map&L=0&H=0&at=301.3,297.7,0&diag=0&lo=1e-5")
+        box = page.locator(".centre-map .surface").bounding_box()
+        assert box is not None
+        middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(*middle)
+        page.mouse.down()
+        page.mouse.move(middle[0] - 7, middle[1] - 3, steps=3)
+        page.mouse.up()
+        page.mouse.move(2, 2)
+        visit.settle()
+        page.keyboard.press("1")
+        seen = pixels(page, ".centre-map .surface canvas.tiles")
+        edge = int(170 * ratio)  # the map in the corner
+        inner = seen[20:-edge, 20:-edge]
+        assert (inner == inner[0, 0]).all()
+    finally:
+        visit.close()
+        live.service.close_run(run.id)
+
+
+# 7
+
+
+def test_pins_stay_until_they_are_released(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    page.mouse.click(*visit.cell(10, 2))
+    for view in "1456":
+        page.keyboard.press(view)
+        page.mouse.move(500, 300)
+        page.mouse.move(1200, 400)
+        page.wait_for_timeout(80)
+        assert "q=10&k=2" in page.url
+        assert page.locator(".t.query").inner_text() == "they"
+    page.keyboard.press("1")
+    page.keyboard.press("Escape")
+    assert "q=" not in page.url
+    assert page.locator(".t.query").count() == 0
+
+
+def test_two_queries_are_the_sum_of_their_rows(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    page.click(".t >> text=they")
+    page.click(".t >> text=left", modifiers=["Shift"])
+    page.mouse.move(700, 850)
+    page.wait_for_selector(".about >> text=they + left")
+    assert "q=10,11" in page.url
+    sum_of_both = weight(live, 3, 1, 10, 2) + weight(live, 3, 1, 11, 2)
+    shown = page.locator(".top-keys tr", has_text="kids").locator(".number").inner_text()
+    assert float(shown) == pytest.approx(sum_of_both, abs=1e-3)
+
+
+# 8
+
+
+def test_an_address_shows_exactly_this(visit: Visit, browser: Browser, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    page.mouse.click(*visit.cell(10, 2))
+    page.keyboard.press("m")
+    page.keyboard.press("+")
+    page.select_option("select[aria-label=colours]", "viridis")
+    page.evaluate("document.activeElement.blur()")
+    page.mouse.move(2, 2)
+    visit.settle()
+    page.wait_for_timeout(300)
+    here = page.screenshot()
+    fresh = Visit(browser, live.base)
+    try:
+        fresh.open("#" + page.url.split("#")[1])
+        fresh.until("document.querySelector('.sentence .weight').textContent !== ''")
+        fresh.page.mouse.move(2, 2)
+        fresh.page.wait_for_timeout(600)
+        there = fresh.page.screenshot()
+    finally:
+        fresh.close()
+    a, b = (np.asarray(Image.open(io.BytesIO(shot)).convert("RGB")).astype(int) for shot in (here, there))
+    assert (np.abs(a - b).max(-1) > 2).mean() < 1e-4
+
+
+def test_back_undoes_a_rectangle(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    whole = pixels(page, ".centre-map .surface")
+    start, end = visit.cell(2, 2), visit.cell(6, 7)
+    page.keyboard.down("Shift")
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*end, steps=5)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    page.mouse.move(2, 2)
+    visit.settle()
+    assert "at=" in page.url
+    assert (pixels(page, ".centre-map .surface") != whole).any()
+    page.keyboard.press("Backspace")
+    visit.until("!location.hash.includes('at=')")
+    page.wait_for_timeout(300)
+    assert (pixels(page, ".centre-map .surface") == whole).all()
+
+
+def test_an_impossible_address_is_put_right_and_said(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=99, H=99, q="3,999", k=5, lo="-4", map="rainbow", nonsense=1))
+    page.wait_for_selector(".notice >> text=there is no layer 99")
+    assert "L=5&H=11&q=3&k=5" in page.url
+
+
+# 9
+
+
+def test_five_questions_by_keyboard(visit: Visit, live: Live) -> None:
+    page = visit.open()
+    # Which heads do something interesting? The rail is there, ranked; another chip ranks anew.
+    first = page.locator(".head").first.get_attribute("aria-label")
+    page.focus(".chip-button[data-order=previous]")
+    page.keyboard.press("Enter")
+    assert page.locator(".head").first.get_attribute("aria-label") != first
+    page.keyboard.press("2")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    visit.until("!location.hash.includes('L=1&H=8')")
+    # What did this token look at?
+    page.keyboard.press("/")
+    page.keyboard.type("they")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".about >> text=what “they” looks at")
+    assert "q=10" in page.url
+    # Which tokens fed this answer?
+    page.keyboard.press("r")
+    page.wait_for_selector(".about >> text=heuristic, not proof of cause")
+    page.wait_for_selector(".top-keys caption >> text=fed it most")
+    # What is this head's structure?
+    page.keyboard.press("m")
+    assert "pool=max" in page.url
+    # How was this number computed?
+    page.keyboard.press("s")
+    page.wait_for_selector(".steps-table")
+    page.keyboard.press("1")
+    page.focus(".centre-map .surface")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    assert re.search(r"q=\d+&k=\d+", page.url)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_nothing_serious_for_axe_and_no_sideways_scroll(browser: Browser, live: Live, width: int, scheme: str) -> None:
+    phone = width == 390
+    size = {"width": width, "height": 844 if phone else 800}
+    visit = Visit(browser, live.base, viewport=size, color_scheme=scheme, has_touch=phone, is_mobile=phone)
+    try:
+        page = visit.open(at(live, L=3, H=1, q=10, k=2))
+        for key in ("1", "2", "3", "4", "5", "6"):
+            page.keyboard.press(key)
+            page.wait_for_timeout(150)
+            if key == "5":
+                page.wait_for_selector(".steps-table", state="attached")
+            # The rest of the page was looked at with the first view.
+            visit.accessible(f"{width} {scheme} view {key}", "html" if key in "123" else "#centre")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.keyboard.press("Escape") if key == "2" else None
+        for key in ("?", "e"):
+            page.keyboard.press(key)
+            page.wait_for_selector("dialog[open]")
+            visit.accessible(f"{width} {scheme} dialog {key}", "dialog[open]")
+            page.keyboard.press("Escape")
+    finally:
+        visit.close()
+
+
+# 10
+
+
+def test_masked_zero_and_below_the_floor_differ(visit: Visit, live: Live) -> None:
+    run = relu_run()
+    live.service.library.add(run)
+    page = visit.open(f"#v=1&run={run.id}&view=map&L=1&H=0&lo=0.001&hi=1&diag=0")
+    weights = run.account["tiny"].tile(slice(None), slice(None))[0, 0]
+    shown = pixels(page, ".centre-map .surface canvas.tiles")
+    cells = [(q, k) for q in range(40) for k in range(q + 1)]
+    zero = next(cell for cell in cells if weights[cell] == 0)
+    tiny = next(cell for cell in cells if 0 < weights[cell] < 1e-3)
+    size = float(page.evaluate("document.querySelector('.axis-label.row').style.height").removesuffix("px"))
+
+    def color(cell: tuple[int, int]) -> tuple[int, ...]:
+        return tuple(shown[int((cell[0] + 0.5) * size), int((cell[1] + 0.5) * size)])
+
+    masked = {
+        tuple(p) for p in shown[int(5.1 * size) : int(5.9 * size), int(30.1 * size) : int(30.9 * size)].reshape(-1, 3)
+    }
+    assert color(zero) != color(tiny)
+    assert len(masked) > 1, "a hatch has at least two colours"
+    assert not {color(zero), color(tiny)} & masked
+    live.service.close_run(run.id)
+
+
+# The ways through it
+
+
+def test_type_a_text_and_run_it(browser: Browser, tmp_path: Path) -> None:
+    models = Models(["minilm"])
+    service = Service(performer(models, lambda run: service.library.add(run)), name_order, models)
+    server = Live(service)
+    visit = Visit(browser, server.base)
+    try:
+        page = visit.page
+        page.goto(server.base)
+        page.wait_for_selector(".composer.alone")
+        assert page.locator("textarea").input_value() == SENTENCE
+        page.fill("textarea", "")
+        page.click("text=Run")
+        page.wait_for_selector(".composer .problem >> text=Type a text first")
+        page.fill("textarea", SENTENCE)
+        page.click("text=Run")
+        page.wait_for_selector(".app:not(.empty) .head canvas")
+        visit.settle()
+        page.select_option("select[aria-label=layer]", "3")
+        page.select_option("select[aria-label=head]", "1")
+        visit.settle()
+        page.mouse.move(*visit.cell(10, 2))
+        page.wait_for_selector(".tooltip >> text=0.814")
+        page.mouse.wheel(0, -120)
+        visit.settle()
+        assert "at=" in page.url
+        page.keyboard.press("0")
+        visit.until("!location.hash.includes('at=')")
+        # A text that is too long fails with a sentence, and harms nothing.
+        page.click("text=New text")
+        page.fill("textarea", "lion " * 3000)
+        page.click(".composer >> text=Run")
+        page.wait_for_selector(".progress.problem >> text=too long for minilm")
+        page.click(".progress >> text=Dismiss")
+        page.click("button[aria-label='close this run']")
+        page.wait_for_selector(".composer.alone")
+    finally:
+        visit.close()
+        server.close()
+
+
+def test_compare_heads_texts_and_their_difference(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    page.keyboard.press("6")
+    page.click(".compare .empty button")
+    visit.settle()
+    assert page.locator(".compare .surface").count() == 2
+    first = page.locator(".compare .surface").first.bounding_box()
+    assert first is not None
+    page.mouse.move(first["x"] + 40, first["y"] + 40)
+    page.mouse.wheel(0, -120)
+    visit.settle()
+    a, b = (pixels(page, f".compare-side:nth-child({i}) canvas.tiles") for i in (1, 2))
+    assert a.shape == b.shape
+    labels = [page.locator(f".compare-side:nth-child({i}) .axis-label.row").all_inner_texts() for i in (1, 2)]
+    assert labels[0] == labels[1], "both show the same part"
+    page.click(".compare >> text=difference")
+    visit.settle()
+    assert page.locator(".compare .surface").count() == 1
+    assert "diff=1" in page.url
+    page.select_option("select[aria-label='second run']", live.lions)  # type: ignore[attr-defined]
+    visit.until("document.querySelectorAll('.compare .surface').length === 2")
+    visit.settle()
+    assert page.locator(".compare .segmented[aria-label=show]").is_hidden(), "other tokens have no difference"
+
+
+def test_links_isolate_and_pin(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1, view="links"))
+    page.wait_for_selector(".links-lines path", state="attached")
+    exact = live.service.run(live.kids).account["encoder.layers.3.attention"].tile(slice(None), slice(None))[0, 1]  # type: ignore[attr-defined]
+    wanted = sum(int((row.topk(8).values >= 0.02).sum()) for row in exact)
+    assert page.locator(".links-lines path").count() == wanted
+    page.hover(".links-column.left li:nth-child(11)")
+    page.wait_for_selector(".links-lines.isolated path.on", state="attached")
+    assert page.locator(".links-lines path.on").count() == int((exact[10].topk(8).values >= 0.02).sum())
+    page.click(".links-column.left li:nth-child(11)")
+    assert "q=10" in page.url
+
+
+def test_exports(visit: Visit, live: Live, tmp_path: Path) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    found: dict[str, bytes] = {}
+    for name in ("PNG", "SVG", "CSV", "npz", "HTML"):
+        page.keyboard.press("e")
+        with page.expect_download() as caught:
+            page.click(f"dialog[open] button:text-is('{name}')")
+        path = tmp_path / caught.value.suggested_filename
+        caught.value.save_as(path)
+        found[name] = path.read_bytes()
+        page.keyboard.press("Escape")
+    picture = Image.open(io.BytesIO(found["PNG"])).convert("RGB")
+    assert picture.width > 800
+    assert len(picture.getcolors(1 << 24) or []) > 50
+    drawing = found["SVG"].decode()
+    assert drawing.count("<rect") > 256
+    assert ">kids</text>" in drawing
+    lines = found["CSV"].decode().splitlines()
+    assert len(lines) == 257
+    numbers = np.load(io.BytesIO(found["npz"]))
+    assert numbers["weights"][10, 2] == pytest.approx(weight(live, 3, 1, 10, 2), abs=1e-6)
+    (tmp_path / "report.html").write_bytes(found["HTML"])
+    report = Visit(page.context.browser, "file://")  # type: ignore[arg-type]
+    try:
+        report.page.goto(f"file://{tmp_path}/report.html#v=1&run={live.kids}&L=3&H=1&q=10&k=2")  # type: ignore[attr-defined]
+        report.page.wait_for_selector(".report-note")
+        report.page.wait_for_selector(".sentence .weight >> text=about 0.8")
+        report.settle()
+        report.page.mouse.move(*report.cell(10, 2))
+        report.page.wait_for_selector(".tooltip >> text=about 0.8")
+        assert report.page.locator("#tab-steps").is_hidden()
+    finally:
+        report.close()
+
+
+def test_the_api_has_a_page_of_its_own(visit: Visit) -> None:
+    visit.page.goto(visit.base + "api/docs")
+    visit.page.get_by_text("/api/runs/{run}/tiles/{layer}/{head}/{lq}/{lk}/{y}/{x}").wait_for()
+    visit.accessible("docs")
+
+
+def test_without_q_and_k_the_map_stops_at_its_overview(visit: Visit, live: Live, tmp_path: Path) -> None:
+    import torch
+
+    import sightline as sl
+    from web.conftest import Sights, make_run, words
+
+    sight = sl.look(
+        torch.randn(1, 2, 700, 8), torch.randn(1, 2, 700, 8), mask=sl.causal(), stats=("entropy", "received")
+    )
+    sight.prepare(sl.Picture(cell=(4, 4), reduce="sum"))
+    sight.save(tmp_path / "sight.safetensors", keep_qk=False)
+    run = make_run(Sights(only=sl.Sight.load(tmp_path / "sight.safetensors")), words(700), text="no q and k")
+    live.service.library.add(run)
+    page = visit.open(f"#v=1&run={run.id}&view=map&L=0&H=0&at=350,200,3")
+    box = page.locator(".centre-map .surface").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 100, box["y"] + 100)
+    page.wait_for_selector(".tooltip >> text=queries")
+    assert page.locator(".failure").is_hidden()
+    page.keyboard.press("5")
+    page.wait_for_selector(".steps >> text=keep_qk=True")
+    live.service.close_run(run.id)
+
+
+# A server that goes away
+
+
+def test_a_dead_server_is_said_and_retry_works(browser: Browser, runs: Path) -> None:
+    process = start(str(runs), "--port", "0", "--model", "minilm")
+    base = address(process)
+    port = base.rsplit(":", 1)[1].strip("/")
+    visit = Visit(browser, base)
+    try:
+        page = visit.open()
+        process.kill()
+        process.communicate()
+        page.keyboard.press("]")
+        page.wait_for_selector(".failure >> text=The server does not answer")
+        process = start(str(runs), "--port", port, "--model", "minilm")
+        address(process)
+        page.click(".failure button")
+        page.wait_for_selector(".failure", state="hidden")
+        visit.settle()
+    finally:
+        process.kill()
+        process.communicate()
+        visit.errors[:] = [error for error in visit.errors if "ERR_CONNECTION_REFUSED" not in error]
+        visit.close()
+
+
+def test_a_browser_that_leaves_harms_nobody(browser: Browser, live: Live) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        visit = Visit(browser, live.base)
+        visit.page.goto(live.base)
+        visit.page.wait_for_timeout(200)
+        visit.context.close()
+    found = httpx.get(f"{live.base}api/runs/{live.kids}/peek/3/1?rows=10&cols=2").json()  # type: ignore[attr-defined]
+    assert found["rank"] == 1
+    assert threading.active_count() <= before + 2
+
+
+# Long maps
+
+
+@pytest.fixture(scope="module")
+def long(live: Live) -> Iterator[str]:
+    run = long_run()
+    live.service.library.add(run)
+    yield run.id
+    live.service.close_run(run.id)
+
+
+def test_a_long_map_is_panned_with_bounds(visit: Visit, live: Live, long: str) -> None:
+    page = visit.open(f"#v=1&run={long}&view=map&L=0&H=0&at=40000,20000,-2&diag=0")
+    box = page.locator(".centre-map .surface").bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    aborted: list[str] = []
+    page.on("requestfailed", lambda request: aborted.append(request.url))
+    for i in range(12):
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + (330 if i % 4 < 2 else -330), y + (250 if i % 2 else -250), steps=4)
+        page.mouse.up()
+    page.mouse.move(2, 2)
+    visit.settle()
+    assert aborted, "whatever went out of sight was let go"
+    state = dict(part.split("=") for part in page.url.split("#")[1].split("&"))
+    row, col, zoom = (float(part) for part in state["at"].split(","))
+    shown = pixels(page, ".centre-map .surface canvas.tiles")
+    assert zoom == -2
+    # The colour of a place is the same wherever the map stands.
+    page.goto(f"{visit.base}#v=1&run={long}&view=map&L=0&H=0&at={row + 200},{col + 160},-2&diag=0")
+    page.reload()
+    page.wait_for_selector(".app:not(.empty)")
+    visit.settle()
+    again = pixels(page, ".centre-map .surface canvas.tiles")
+    height, width = shown.shape[:2]
+    part = shown[height // 2 - 60 : height // 2 + 60, width // 2 - 60 : width // 2 + 60]
+    moved = again[height // 2 - 110 : height // 2 + 10, width // 2 - 100 : width // 2 + 20]
+    assert (np.abs(part - moved).max(-1) > 2).mean() < 0.02
+    visit.errors[:] = [error for error in visit.errors if "ERR_ABORTED" not in error]
+
+
+def test_zooming_in_on_a_long_map_reaches_cells(visit: Visit, live: Live, long: str) -> None:
+    page = visit.open(f"#v=1&run={long}&view=map&L=0&H=0", estimates=True)
+    box = page.locator(".centre-map .surface").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 150, box["y"] + 300)
+    for _ in range(11):
+        page.mouse.wheel(0, -120)
+        page.wait_for_timeout(60)
+    visit.settle()
+    page.mouse.move(box["x"] + 160, box["y"] + 310)
+    page.wait_for_selector(".tooltip >> text=rank")
+    query, key = (
+        int(n.replace(",", "")) for n in re.findall(r"(?:query|key) ([\d,]+)", page.locator(".tooltip").inner_text())
+    )
+    shown = page.locator(".tooltip .weight").inner_text().replace("−", "-")
+    sight = live.service.run(long).account["only"]
+    exact = float(sight.tile(slice(query, query + 1), slice(key, key + 1)).item())
+    assert float(shown) == pytest.approx(exact, rel=0.06)
