@@ -15,12 +15,12 @@ MOST = "+ entropy, max_score, distance"
 Rows = Iterable[tuple[str, ...]]
 
 
-def table(head: tuple[str, ...], rows: Rows) -> str:
-    """A Markdown table; columns but the first are figures and stand at the right."""
+def table(head: tuple[str, ...], rows: Rows, words: tuple[int, ...] = (0,)) -> str:
+    """A Markdown table; columns of words stand at the left, figures at the right."""
     rows = list(rows)
     if not rows:
         return f"*{MISSING.capitalize()}.*"
-    lines = [head, ("---", *("---:" for _ in head[1:])), *rows]
+    lines = [head, tuple("---" if place in words else "---:" for place in range(len(head))), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -97,7 +97,7 @@ def peers(results: Results) -> str:
                     f"torch's output alone {duration(bare)}",
                 )
             )
-    return table(("time, unless a unit says otherwise; less is better", "Sightline", "beside"), lines)
+    return table(("time, unless a unit says otherwise; less is better", "Sightline", "beside"), lines, words=(0, 2))
 
 
 def everybody(results: Results, kind: str) -> str:
@@ -196,7 +196,7 @@ def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], s
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "peers": peers,
-    "scoreboard": lambda results: table(*scoreboard(results)),
+    "scoreboard": lambda results: table(*scoreboard(results), words=(0, 1, 5)),
     "models": models,
     "page-size": page_size,
 }
