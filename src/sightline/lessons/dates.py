@@ -294,7 +294,7 @@ def lesson(page: Page, steps: int = STEPS) -> None:
         mean = weights.mean(0)
         if not index:
             caption = f"`{text}` to `{written}`: the mean of the heads."
-            page.heat(mean, list(written), list(text), digits=2, caption=caption)
+            page.heat(mean.round(decimals=2), list(written), list(text), digits=2, caption=caption)
         page.picture(
             partial(plots.alignment, mean, written, text, title=f"{text} → {written}"),
             f"{text} read, {written} written: where each written character looked; a ring marks the strongest.",
