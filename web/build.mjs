@@ -1,4 +1,4 @@
-// Builds the page into the Python package: one script, one style sheet, two HTML files, one icon.
+// Builds the page into the Python package: a script and a style sheet, the docs of the API, and the notebook widget.
 import { build, context } from "esbuild";
 import { copyFile, mkdir, readdir, rm } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
@@ -7,7 +7,7 @@ import { dirname, join } from "node:path";
 const here = dirname(fileURLToPath(import.meta.url));
 const out = join(here, "..", "src", "sightline", "web", "static");
 const options = {
-  entryPoints: { app: join(here, "src", "main.ts"), docs: join(here, "src", "docs.ts") },
+  entryPoints: { app: join(here, "src", "main.ts"), docs: join(here, "src", "docs.ts"), widget: join(here, "src", "widget.ts") },
   outdir: out,
   bundle: true,
   format: "esm",

@@ -1,5 +1,6 @@
 // What all views share: the state, the open run, what is pointed at, and what may be done from anywhere.
 
+import { carried } from "./carrier";
 import { floorFor, type Scale } from "./colors";
 import { embeddedData, EmbeddedSource } from "./embedded";
 import type { Cells } from "./grid";
@@ -19,7 +20,6 @@ export interface Hover {
 export class Context {
   readonly source: Source;
   readonly loader: Loader;
-  readonly store = new Store();
   readonly run = new Signal<OpenRun | null>(null);
   readonly other = new Signal<OpenRun | null>(null);
   readonly hover = new Signal<Hover | null>(null);
@@ -30,11 +30,13 @@ export class Context {
   readonly link = new Signal<[number, number, number] | null>(null);
   readonly busy = new Signal(false);
   readonly following = new Signal(false); // whether the newest token of a growing run is chosen as it comes
+  readonly way = carried(); // to the kernel of a notebook, if this is a widget
+  readonly store = new Store(this.way !== null);
   private opening = 0;
 
   constructor() {
     const data = embeddedData();
-    this.source = data ? new EmbeddedSource(data) : new HttpSource();
+    this.source = data ? new EmbeddedSource(data) : new HttpSource(this.way ?? undefined);
     this.loader = new Loader(this.source);
     const system = matchMedia("(prefers-color-scheme: dark)");
     const chosen = stored("theme");

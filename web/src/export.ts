@@ -6,6 +6,7 @@ import { el, svg } from "./dom";
 import { single, ticks, type Cells, type Grid } from "./grid";
 import type { Links } from "./links";
 import type { MapView } from "./mapview";
+import { sentence } from "./source";
 
 const CELLS_AS_SHAPES = 10_000;
 
@@ -40,13 +41,13 @@ export class ExportDialog {
       if (run.layer(layer).exact) {
         const rows = `${cells.q0}:${cells.q1}`;
         const cols = `${cells.k0}:${cells.k1}`;
-        const fetchFile = (format: string) => () => download(this.context.source.exportAddress(run.id, format, layer, head, rows, cols), "");
+        const fetchFile = (format: string) => () => this.fetch(this.context.source.exportAddress(run.id, format, layer, head, rows, cols));
         items.push(count <= 1_000_000 ? item("CSV", `exact weights, ${range}`, fetchFile("csv")) : note("CSV", `${count.toLocaleString("en")} cells are visible; at most 1,000,000 fit: zoom in`));
         items.push(count <= 16 << 20 ? item("npz", `exact weights for NumPy, ${range}`, fetchFile("npz")) : note("npz", "more than 64 MiB are visible: zoom in"));
       }
     }
     if (this.context.source.live)
-      items.push(item("HTML", "the run as one page that needs no server", () => download(this.context.source.exportAddress(run.id, "html", layer, head, "", ""), "")));
+      items.push(item("HTML", "the run as one page that needs no server", () => this.fetch(this.context.source.exportAddress(run.id, "html", layer, head, "", ""))));
     this.list.replaceChildren(el("ul", {}, ...items));
     this.node.showModal();
   }
@@ -131,6 +132,21 @@ export class ExportDialog {
         group.append(svg("rect", { x: (grid.x(k) + shift.x).toFixed(2), y: (grid.y(q) + shift.y).toFixed(2), width: grid.cw.toFixed(2), height: grid.ch.toFixed(2), fill: color }));
       }
     return group;
+  }
+
+  // A file that the server makes. In a notebook no link leads to it: its bytes come as a message.
+  private fetch(address: string): void {
+    if (!this.context.way) return download(address, "");
+    const { source } = this.context;
+    source
+      .file!(address)
+      .then(async (answer) => {
+        const name = /filename="?([^";]+)/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? "sightline";
+        const found = URL.createObjectURL(await answer.blob());
+        download(found, name);
+        window.setTimeout(() => URL.revokeObjectURL(found), 10_000);
+      })
+      .catch((error) => this.context.notice.set(sentence(error)));
   }
 
   private save(name: string, type: string, content: Blob | string): void {

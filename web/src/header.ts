@@ -25,13 +25,13 @@ export class Header {
   ) {
     this.composer = new Composer((text, model, generate) => this.start(text, model, generate));
     const tool = (name: string, title: string, click: () => void) =>
-      el("button", { class: "icon-button", title, attrs: { type: "button", "aria-label": title }, on: { click } }, icon(name));
+      el("button", { class: `icon-button ${name}`, title, attrs: { type: "button", "aria-label": title }, on: { click } }, icon(name));
     this.newButton = el("button", { class: "button primary", attrs: { type: "button", "aria-expanded": "false" }, on: { click: () => this.toggleComposer() } }, "New text");
     this.closeButton = tool("close", "close this run", () => void this.closeRun());
     this.node = el(
       "header",
       { class: "bar" },
-      el("a", { class: "brand", attrs: { href: "/", "aria-label": "Sightline" } }, mark(), el("span", {}, "Sightline")),
+      el("a", { class: "brand", attrs: context.way ? { "aria-label": "Sightline", role: "img" } : { href: "/", "aria-label": "Sightline" } }, mark(), el("span", {}, "Sightline")),
       el("span", { class: "run-pick" }, this.runSelect, this.closeButton),
       this.newButton,
       el("span", { class: "spring" }),
@@ -56,6 +56,7 @@ export class Header {
   async load(): Promise<void> {
     this.limits = await this.context.source.limits();
     this.composer.setModels(this.limits.models);
+    this.newButton.hidden = !this.limits.models.length;
     await this.refresh();
   }
 

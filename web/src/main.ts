@@ -54,6 +54,7 @@ class App {
     this.root.append(skip, this.header.node, this.header.progress, this.header.composerNode, all, this.panels, this.notice, this.live, this.help.node, this.exports.node);
     host.replaceChildren(this.root);
     if (!this.context.source.live) this.frozen();
+    this.root.classList.toggle("framed", this.context.way !== null);
     this.follow();
     document.addEventListener("keydown", (event) => this.key(event));
     this.showPanel("text");
@@ -238,7 +239,7 @@ class App {
     }
     if (event.key === "Enter" && target.closest(".surface") && map) return map.pinCursor(event);
     if (event.key === "Backspace") {
-      history.back();
+      context.store.back();
       return event.preventDefault();
     }
     if (!this.help.keysOn) return;

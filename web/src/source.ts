@@ -1,5 +1,7 @@
 // Where numbers come from. Views know only this interface; the server is one carrier of it.
 
+import type { Ask } from "./carrier";
+
 export interface LayerInfo {
   index: number;
   name: string;
@@ -180,10 +182,18 @@ export interface Source {
   rollout(run: string, rev: number, q: number[], signal?: AbortSignal): Promise<Float32Array>;
   steps(run: string, rev: number, layer: number, head: number, q: number, top: number, k: number | null): Promise<StepsTable>;
   exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string;
+  file?(address: string): Promise<Response>; // what an address holds, where no link can lead there
 }
 
 export class HttpSource implements Source {
   readonly live = true;
+
+  // In a notebook the kernel answers, through messages.
+  constructor(private fetch: Ask = (path, options) => window.fetch(path, options)) {}
+
+  file(address: string): Promise<Response> {
+    return this.ask(address);
+  }
 
   limits(): Promise<Limits> {
     return this.json("/api/limits");
@@ -269,7 +279,7 @@ export class HttpSource implements Source {
   private async ask(path: string, options: RequestInit = {}): Promise<Response> {
     let answer: Response;
     try {
-      answer = await fetch(path, options);
+      answer = await this.fetch(path, options);
     } catch (error) {
       if (error instanceof DOMException && error.name === "AbortError") throw error;
       throw new Refused(0, { error: "The server does not answer", expected: "", got: "", try: "start it again, then Retry" });

@@ -143,7 +143,10 @@ function short(x: number): string {
 export class Store {
   readonly signal: Signal<State>;
 
-  constructor() {
+  private past: State[] = [];
+
+  // A page in a frame has no address of its own: it remembers its steps itself.
+  constructor(private framed = false) {
     this.signal = new Signal(START);
     window.addEventListener("popstate", () => this.arrive());
   }
@@ -168,6 +171,12 @@ export class Store {
     });
   }
 
+  back(): void {
+    if (!this.framed) return history.back();
+    const before = this.past.pop();
+    if (before) this.signal.set(before);
+  }
+
   address(): string {
     return location.href.replace(/#.*$/, "") + encode(this.now);
   }
@@ -175,7 +184,9 @@ export class Store {
   private change(change: Partial<State>, push: boolean): void {
     const next = { ...this.now, ...change };
     const hash = encode(next);
-    if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
+    if (this.framed) {
+      if (push && hash !== encode(this.now)) this.past = [...this.past.slice(-99), this.now];
+    } else if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
     this.signal.set(next);
   }
 

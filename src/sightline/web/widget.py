@@ -1,0 +1,218 @@
+"""The explorer inside a notebook: the same page in a frame, and the kernel answers it through messages.
+
+The page asks for paths of the API, as it would ask a server. Here every request is a message with a number, and the
+answer a message with that number and the bytes: no port is opened, so it works wherever the kernel runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from sightline.errors import InputTypeError, MissingExtraError, explain
+from sightline.watch import Seen
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from sightline.web.guard import App
+    from sightline.web.service import Service
+
+HEIGHT = 640
+
+
+def explorer(seen: Seen, height: int = HEIGHT) -> Any:
+    """A widget that shows a watched run; after `%load_ext sightline.web.widget` a run at the end of a cell does.
+
+    >>> import torch
+    >>> import sightline as sl
+    >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    >>> with sl.watch(layer, keep_qk=True) as seen:
+    ...     x = torch.randn(1, 12, 16)
+    ...     y = layer(x, x, x)
+    >>> explorer(seen).height
+    640
+    """
+    if not isinstance(seen, Seen):
+        raise InputTypeError(
+            explain("the explorer shows a watched run", expected="a Seen", got=type(seen).__name__, hint="sl.watch")
+        )
+    return _widget_class()(seen, height)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext sightline.web.widget`: from then on a run at the end of a cell is shown as the widget."""
+    _widget_class()  # what is missing is said here, not with every output
+    shell.display_formatter.mimebundle_formatter.for_type(Seen, mimebundle)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Show runs as tables with pictures again."""
+    shell.display_formatter.mimebundle_formatter.pop(Seen, None)
+
+
+def mimebundle(seen: Seen, **_: object) -> dict[str, Any]:
+    """The widget as one kind of output; the run's own HTML stays beside it for readers without a kernel."""
+    if not seen.layers:
+        return {}
+    found = explorer(seen)._repr_mimebundle_()
+    bundle = (found[0] if isinstance(found, tuple) else found) or {}
+    return {kind: value for kind, value in bundle.items() if "widget" in kind}
+
+
+class Carried:
+    """One run behind the API, asked without a socket. Threads start with the first question."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self._app: App | None = None
+        self._service: Service | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, path: str) -> Future[tuple[int, dict[str, str], bytes]]:
+        """Start to answer a request: status, headers, body."""
+        return asyncio.run_coroutine_threadsafe(self._answer(path), _loop())
+
+    def close(self) -> None:
+        """Stop its threads."""
+        with self._lock:
+            if self._service is not None:
+                self._service.close()
+            self._service = self._app = None
+
+    def _open(self) -> App:
+        from sightline.web.running import as_run
+        from sightline.web.runs import content_id
+        from sightline.web.server import application
+        from sightline.web.service import Service
+
+        with self._lock:
+            if self._app is None:
+                service = Service(_refuse, lambda order: "")  # no models: this run is all there is
+                tokens = self.seen.tokens
+                for batch in range(min(self.seen[0].shape[0], service.library.limit)):
+                    names = tokens[batch] if tokens else []
+                    id = content_id(self.seen, names, batch, {"name": self.seen.meta.get("name")})
+                    service.library.add(as_run(id, self.seen, origin="notebook", batch=batch))
+                self._service, self._app = service, application(service)
+            return self._app
+
+    async def _answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        app = await asyncio.to_thread(self._open)
+        place, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": place,
+            "raw_path": place.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(b"host", b"127.0.0.1")],
+            "client": ("127.0.0.1", 0),
+            "server": ("127.0.0.1", 80),
+        }
+        status, headers, body = 500, {}, bytearray()
+        asked = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal asked
+            if asked:
+                await asyncio.Event().wait()  # nobody leaves: who does not want it any more cancels
+            asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in message["headers"]}
+            else:
+                body.extend(message.get("body", b""))
+
+        await app(scope, receive, send)
+        return status, headers, bytes(body)
+
+
+def _refuse(*_: object) -> Any:
+    raise NotImplementedError("a widget has no models to run")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One loop in one thread for all widgets: the kernel's own is busy with cells."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="sightline-widgets", daemon=True).start()
+    return loop
+
+
+@cache
+def _widget_class() -> type:
+    try:
+        import anywidget
+        import traitlets
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            explain(
+                "the widget needs anywidget",
+                expected="the extra `notebook`",
+                got=f"no module named {error.name}",
+                hint="pip install 'sightline[notebook,web]'",
+            )
+        ) from error
+    from sightline.web.server import STATIC
+
+    script = STATIC / "widget.js"
+
+    class Explorer(anywidget.AnyWidget):
+        """The explorer in a notebook."""
+
+        _esm = script.read_text(encoding="utf-8") if script.exists() else NOT_BUILT
+        height = traitlets.Int(HEIGHT).tag(sync=True)
+
+        def __init__(self, seen: Seen, height: int) -> None:
+            self._carried = Carried(seen)
+            self._running: dict[int, Future] = {}
+            super().__init__(height=height)
+            self.on_msg(self._asked)
+
+        def _asked(self, _: object, content: Any, buffers: object) -> None:
+            """A message of the page: a request, or that one is not needed any more."""
+            if not isinstance(content, dict):
+                return
+            if "cancel" in content:
+                running = self._running.pop(content["cancel"], None)
+                if running is not None:
+                    running.cancel()
+                return
+            id, path = content.get("id"), content.get("path")
+            if not isinstance(id, int) or not isinstance(path, str) or not path.startswith("/"):
+                return
+            running = self._carried.ask(path)
+            self._running[id] = running
+            running.add_done_callback(lambda future: self._told(id, future))
+
+        def _told(self, id: int, future: Future) -> None:
+            self._running.pop(id, None)
+            if future.cancelled():
+                return
+            if future.exception() is not None:
+                self.send({"id": id, "status": 500, "headers": {}}, buffers=[])
+                return
+            status, headers, body = future.result()
+            self.send({"id": id, "status": status, "headers": headers}, buffers=[body])
+
+        def close(self) -> None:
+            super().close()
+            self._carried.close()
+
+    return Explorer
+
+
+NOT_BUILT = """export default { render({ el }) {
+  el.textContent = "The explorer's page is not built: cd web && npm ci && npm run build";
+} };"""
