@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 
 import pytest
@@ -121,6 +122,37 @@ def test_flex_attention(silent, masked, scored):
     torch.testing.assert_close(sight.tile(slice(0, 40), slice(0, 40)).double(), weights, atol=1e-6, rtol=0)
     torch.testing.assert_close(sight.received().double(), weights.sum(-2), atol=1e-5, rtol=0)
     torch.testing.assert_close(seen.shares(0)["same"].double(), weights.diagonal(dim1=-2, dim2=-1), atol=1e-6, rtol=0)
+
+
+def test_flex_attention_as_on_a_gpu(monkeypatch):
+    """There the call runs compiled; what the compiler makes of it does not matter here."""
+    from torch.nn.attention import flex_attention as torch_flex
+
+    module = importlib.import_module("sightline.watch.flex")
+    compiled = []
+
+    def compile_eager(call, **options):
+        compiled.append(options)
+        return original(call, **{"backend": "eager", **options})
+
+    original, run = torch.compile, module._run
+    module._compiled.cache_clear()
+    monkeypatch.setattr(torch, "compile", compile_eager)
+    monkeypatch.setattr(module, "_run", lambda func, args, kwargs, on_gpu: run(func, args, kwargs, True))
+    monkeypatch.setattr(torch_flex, "_WARNINGS_SHOWN", set())  # and nobody is told to compile what is compiled
+    q, k = torch.randn(2, 4, 40, 8), torch.randn(2, 2, 40, 8)
+    model = Flex(SCORES["alibi"][0], block_mask(MASKS["causal"], 40, 40, heads=4))
+    with torch.no_grad(), watch(model, keep_qk=True) as seen:
+        out = model(q, k)
+    assert {"fullgraph": True} in compiled
+    weights = seen[0].tile(slice(0, 40), slice(0, 40))
+    torch.testing.assert_close(out, weights @ k.repeat_interleave(2, 1), atol=1e-5, rtol=0)
+    scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5
+    index = torch.meshgrid(*(torch.arange(n) for n in scores.shape), indexing="ij")
+    scores = SCORES["alibi"][0](scores, *index).masked_fill(~MASKS["causal"](*index), -torch.inf)
+    torch.testing.assert_close(weights, scores.softmax(-1), atol=1e-5, rtol=0)
+    assert torch_flex._WARNINGS_SHOWN == set()
+    module._compiled.cache_clear()
 
 
 def test_a_score_mod_that_is_neither_bias_nor_cap_is_refused(silent):

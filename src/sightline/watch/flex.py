@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from sightline.watch.mode import Audience
 
 
+_NAMES = ("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options")
+
+
 def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     """The operator beneath `torch.nn.attention.flex_attention.flex_attention`."""
-    names = ("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options")
-    given = dict(zip(names, args)) | kwargs
+    given = dict(zip(_NAMES, args)) | kwargs
     q, k, v = given["query"], given["key"], given["value"]
     batch, heads, queries, _ = q.shape
     mask = read_block_mask(given["block_mask"], batch, heads, q.device)
@@ -54,13 +56,26 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
 def _run(func: Any, args: tuple, kwargs: dict, on_gpu: bool) -> Any:
     """The call itself: compiled on a GPU, as the model would have it; written out on the CPU, as torch does there."""
     with state.quiet(compiled=True):
-        return (_compiled(func) if on_gpu else func)(*args, **kwargs)
+        if not on_gpu:
+            return func(*args, **kwargs)
+        # Behind its seven arguments the operator has places for buffers, which the compiler fills itself.
+        given = dict(zip(_NAMES, args)) | {name: value for name, value in kwargs.items() if name in _NAMES}
+        found = _compiled(func)(*given.values())
+        return tuple(found[0].new_empty(0) if part is None else part for part in found)
 
 
 @functools.cache
 def _compiled(func: Any) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return func(*args, **kwargs)
+    def call(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Any:
+        for x in (q, k, v):
+            torch._dynamo.mark_static(x, -3)
+            torch._dynamo.mark_static(x, -1)
+        found = func(q, k, v, *more)
+        # A compiled kernel has only those statistics that were asked for: nobody may touch the others.
+        options = more[-1]
+        lse = found[1] if options.get("OUTPUT_LOGSUMEXP", True) else None
+        largest = found[2] if options.get("OUTPUT_MAX", True) else None
+        return found[0], lse, largest
 
     return torch.compile(call, fullgraph=True)
 

@@ -25,6 +25,7 @@ class _Local(threading.local):
 
 
 _local = _Local()
+_ADVICE = "flex_attention_performance"
 
 
 def watches() -> list[Watcher]:
@@ -124,6 +125,11 @@ class Uncompiled(Shared):
 
     def install(self, stack: ExitStack) -> None:
         stack.enter_context(stance("force_eager"))
+        # Torch would advise to compile FlexAttention, which the model may well do: it is only not compiled in here.
+        said = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "_WARNINGS_SHOWN", None)
+        if isinstance(said, set) and _ADVICE not in said:
+            said.add(_ADVICE)
+            stack.callback(said.discard, _ADVICE)
 
 
 UNCOMPILED = Uncompiled()
