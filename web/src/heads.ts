@@ -253,7 +253,7 @@ export function summary(run: OpenRun, layer: number, head: number, link: [number
   const parts = [`${run.layer(layer).queries.toLocaleString("en")} tokens, ${kind}`];
   const [entropy, spread] = [value("entropy"), value("spread")];
   if (entropy !== null && spread !== null) parts[0] += `: entropy ${entropy.toFixed(1)} of ${spread.toFixed(1)}`;
-  if (first !== null) parts.push(`${Math.round(100 * first)} % first token`);
+  if (first !== null) parts.push(`${Math.round(100 * first)}\u00a0% first token`);
   if (link) parts.push(`strongest ${run.tokens.label(link[0])} to ${run.keyTokens(layer).label(link[1])} ${show(link[2])}`);
   return parts.join("; ");
 }
