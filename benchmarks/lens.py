@@ -3,7 +3,8 @@
     python benchmarks/lens.py [--out FOLDER] [--million]
 
 Figures: `sl.observe` with growing sets of statistics as a multiple of the best plain forward pass, its memory beyond
-q, k, v and the output, and beside it eager attention and, on a GPU, FlexAttention with q and k swapped (column sums).
+q, k, v and the output, and beside it eager attention and, on a GPU, FlexAttention with q and k swapped and flash-colsum
+(both give column sums only; the second where it is installed).
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def cost() -> list[dict]:
                 runs["cudnn"] = lambda: by(SDPBackend.CUDNN_ATTENTION)
                 runs["flash"] = lambda: by(SDPBackend.FLASH_ATTENTION)
                 runs["flex, swapped (column sums)"] = _flex_swapped(q, k, v, causal)
-            runs |= {name: (lambda s=s: sl.observe(q, k, v, mask=mask, stats=s)) for name, s in SETS.items()}
-            if not GPU:
-                runs |= {name: (lambda s=s: sl.observe(q, k, v, mask=mask, stats=s)) for name, s in TOP.items()}
+                runs |= _flash_colsum(q, k, causal)
+            sets = SETS | TOP
+            runs |= {name: (lambda s=s: sl.observe(q, k, v, mask=mask, stats=s)) for name, s in sets.items()}
             if length <= 4096:
                 runs["eager, with its map"] = lambda: _eager(q, k, v, causal)
             result = compare(runs, repeats=15 if GPU else 5)
@@ -84,6 +85,14 @@ def _flex_swapped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
     return lambda: flex(
         k, q, q, score_mod=lambda s, b, h, i, j: s - lse[b, h, j], block_mask=blocks, return_aux=AuxRequest(lse=True)
     )
+
+
+def _flash_colsum(q: torch.Tensor, k: torch.Tensor, causal: bool) -> dict[str, object]:
+    try:
+        from flash_colsum import flash_colsum
+    except ImportError:
+        return {}
+    return {"flash-colsum (column sums)": lambda: flash_colsum(q, k, is_causal=causal)}
 
 
 def _eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -58,29 +58,49 @@ def test_equal_weights_come_in_the_order_of_their_keys():
     assert fast[0].tolist() == slow[0].tolist() == [[[[0, 1, 2, 3]] * 3]]
 
 
-def test_neighbours_that_take_all_attention_are_few_candidates():
-    """Bins are columns that lie apart, so that one strong stretch of keys still gives a tight bound."""
+def test_neighbours_that_take_all_attention():
+    """All of the strongest lie in one bin or two."""
     q = torch.ones(1, 1, 2, 16, device=DEVICE)
-    k = torch.randn(1, 1, 200, 16, device=DEVICE)
+    k = torch.randn(1, 1, 400, 16, device=DEVICE)
     k[..., 120:160, :] += 1.0
     slow, fast = both(q, k, 8)
     assert torch.equal(fast[0], slow[0])
 
 
-def test_rows_with_too_many_candidates_are_left_to_the_walk(monkeypatch):
+@pytest.mark.parametrize("n", [1, 3, 8, 32])
+def test_bins_of_several_tiles(n, monkeypatch):
     from sightline.kernels import top
 
-    monkeypatch.setattr(top.top, "__kwdefaults__", {**top.top.__kwdefaults__, "room": 1})
-    q, k = torch.randn(1, 1, 2, 16, device=DEVICE), torch.randn(1, 1, 300, 16, device=DEVICE)
-    slow, fast = both(q, k, 8)
-    assert fast is None
-    assert slow[0].shape == (1, 1, 2, 8)
+    monkeypatch.setattr(top, "bins_for", lambda *_: 4)
+    q, k = torch.randn(1, 2, 40, 16, device=DEVICE), torch.randn(1, 2, 700, 16, device=DEVICE)
+    slow, fast = both(q, k, n, mask=sl.causal())
+    assert torch.equal(fast[0], slow[0])
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_picture_whose_columns_are_no_stretches_of_cells():
+    q, k = torch.randn(1, 1, 50, 16, device=DEVICE), torch.randn(1, 1, 301, 16, device=DEVICE)
+    call = make_call(q, k, k, mask=sl.causal())
+    row, request = rows_only(call), sl.Top(5)
+    job = compute._plan(
+        call, [request, sl.Picture(7, 9), sl.Picture(cell=(4, 4), rows=slice(8, 40), columns=slice(16, 80))]
+    )
+    fast = on_gpu.run(call, row, job)[0][request]
+    slow = compute._by_walk(call, row, job)[0][request]
+    assert torch.equal(fast[0], slow[0])
+
+
+@pytest.mark.parametrize("rows, halves, expected", [(1 << 18, 128, 128), (1 << 20, 512, 64), (1 << 30, 4096, 16)])
+def test_bins_stay_within_memory(rows, halves, expected):
+    from sightline.kernels.top import bins_for
+
+    assert bins_for(8, rows, halves) == expected
 
 
 def test_a_few_rows_at_a_time(monkeypatch):
     from sightline.kernels import top
 
     monkeypatch.setattr(top.top, "__kwdefaults__", {**top.top.__kwdefaults__, "at_once": 1})
-    q, k = torch.randn(1, 1, 34, 16, device=DEVICE), torch.randn(1, 1, 6, 16, device=DEVICE)
+    q, k = torch.randn(1, 1, 5, 16, device=DEVICE), torch.randn(1, 1, 6, 16, device=DEVICE)
     slow, fast = both(q, k, 2)
     assert torch.equal(fast[0], slow[0])

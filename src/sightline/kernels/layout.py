@@ -53,6 +53,16 @@ def chunks(rows: Slots, tiling: Tiling, pictured: bool) -> tuple[int, int]:
     return chunk, chunk // tiling.rows
 
 
+def cut(columns: Slots, width: int, parts: int, device: torch.device) -> Tensor:
+    """Where the columns of each stretch of `width` slots begin, and where the last one ends."""
+    ends = (torch.arange(parts + 1, device=device) * width).clamp_max(columns.slots)
+    if columns.edges is None:
+        return ends + columns.start
+    # The column of a slot, or the end of its pixel where the slot is empty.
+    pixel = (ends // columns.pixel).clamp_max(columns.bins - 1)
+    return torch.minimum(columns.edges[pixel] + ends - pixel * columns.pixel, columns.edges[pixel + 1])
+
+
 def tiles_seen(
     intervals: tuple[Tensor, Tensor] | None,
     rows: Slots,
@@ -72,13 +82,7 @@ def tiles_seen(
     """
     width = 2 * tiling.columns
     programs = -(-columns.slots // width)
-    ends = (torch.arange(programs + 1, device=device) * width).clamp_max(columns.slots)
-    if columns.edges is None:
-        cells = ends + columns.start
-    else:
-        # The column of a slot, or the end of its pixel where the slot is empty.
-        pixel = (ends // columns.pixel).clamp_max(columns.bins - 1)
-        cells = torch.minimum(columns.edges[pixel] + ends - pixel * columns.pixel, columns.edges[pixel + 1])
+    cells = cut(columns, width, programs, device)
     low, high = cells[:-1].long(), cells[1:].long()
     last = rows.start + rows.length
     if intervals is None:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.layout import Slots, Tiling, chunks, default_tiling, descriptor, tiles_seen
+from sightline.kernels.layout import Slots, Tiling, chunks, cut, default_tiling, descriptor, tiles_seen
 from sightline.kernels.tile import (
     HIDDEN,
     away,
@@ -49,7 +49,7 @@ def _look(
     q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim,
     interval_batch, seen_batch, table_batch, table_head, table_row, table_column,
     bias_batch, bias_head, bias_row, bias_column,
-    heads, groups, queries, keys, scale2, cap2, fixed, fixed_entropy, fixed_distance,
+    heads, groups, queries, keys, scale2, cap2, fixed, fixed_entropy, fixed_distance, bin_parts,
     row_start, row_length, row_pixel, row_bins, tiles_per_chunk, column_start, column_slots, column_pixel, column_bins,
     D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr,
     ROW_E: tl.constexpr, COLUMN_E: tl.constexpr, GC: tl.constexpr, APART: tl.constexpr,
@@ -189,11 +189,18 @@ def _look(
                           PRECISION)  # fmt: skip
                 p = tl.exp2(t)
                 if WANT_LARGEST:
-                    nearest = tl.maximum(nearest, tl.max(tl.max(by_thread(t, BM, BN, GC), 3), 1))
+                    near = tl.max(tl.max(by_thread(t, BM, BN, GC), 3), 1)
                     # log2 of a weight is at most 0; negated, a float orders like its bits.
-                    least = tl.maximum(-tl.max(nearest, 1), 0.0)
-                    to = LARGEST + at_row * BINS + block % BINS
-                    tl.atomic_min(to, least.to(tl.int32, bitcast=True), mask=row_ok & (least < 1.0e29), sem="relaxed")
+                    if BINS == 1:
+                        least = tl.maximum(-tl.max(tl.maximum(nearest, near), 1), 0.0)
+                        least_ok = row_ok & (least < 1.0e29)
+                        tl.atomic_min(LARGEST + at_row, least.to(tl.int32, bitcast=True), mask=least_ok, sem="relaxed")
+                    else:
+                        least = tl.maximum(-tl.join(tl.max(nearest, 1), tl.max(near, 1)), 0.0)
+                        least_ok = row_ok[:, None] & (least < 1.0e29)
+                        bin = map_id * BINS + (block * 2 + tl.arange(0, 2)) // bin_parts
+                        to = LARGEST + bin[None, :] * queries + row[:, None]
+                        tl.atomic_min(to, least.to(tl.int32, bitcast=True), mask=least_ok, sem="relaxed")
                 if WANT_ENTROPY:
                     chaos = tl.sum(chaos + tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1), 1)
                 if summed:
@@ -268,7 +275,8 @@ def look(
 
     `want` names out of entropy, max_score, distance, total, received, sums, maxima; entropy and distance are sums of
     w log w (negated) and w |i - j|, not yet divided by the total. With max_score comes `largest`
-    `[batch, heads, queries, bins]`: the largest log2 of a weight, negated, in each of `bins` parts of the columns.
+    `[batch, heads, bins, queries]`: the largest log2 of a weight, negated, in each of `bins` stretches of columns, and
+    where these begin and end, `bin_edges` `[bins + 1]`.
     """
     batch, heads, queries, dim = q.shape
     keys, device = k.shape[2], q.device
@@ -281,7 +289,7 @@ def look(
         pair = torch.zeros(*shape, 2, dtype=torch.int64, device=device)
         found["entropy"], found["distance"] = pair.unbind(-1)
     if "max_score" in want:
-        found["largest"] = torch.full((*shape, bins), NOTHING, dtype=torch.int32, device=device)
+        found["largest"] = torch.full((batch, heads, bins, queries), NOTHING, dtype=torch.int32, device=device)
     if "received" in want:
         found["received"] = torch.zeros(batch, heads, keys, dtype=torch.float32, device=device)
     for name in want & {"sums", "maxima"}:
@@ -307,6 +315,9 @@ def look(
         return (0, 0, 0, 0) if x is None else x.stride()
 
     grid = (batch * heads, triton.cdiv(columns.slots, 2 * tiling.columns))
+    bin_parts = -(-2 * grid[1] // bins)
+    if bins > 1 and "max_score" in want:
+        found["bin_edges"] = cut(columns, bin_parts * tiling.columns, bins, device).to(torch.int32)
     _look[grid](
         q, k, given(None) if fetch is None else fetch, lse2, first, stop, seen, given(slopes), given(table),
         given(bias), given(weights),
@@ -315,7 +326,7 @@ def look(
         *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
         0 if seen.shape[0] == 1 else seen.stride(0), *strides(table), *strides(bias),
         heads, heads // k.shape[1], queries, keys,
-        scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E, fixed, fixed_entropy, fixed_distance,
+        scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E, fixed, fixed_entropy, fixed_distance, bin_parts,
         rows.start, rows.length, rows.pixel, rows.bins, per_chunk,
         columns.start, columns.slots, columns.pixel, columns.bins,
         D=dim, DIM=max(16, triton.next_power_of_2(dim)), BM=tiling.rows, BN=tiling.columns, TMA=fetch is not None,
@@ -337,7 +348,7 @@ def look(
         if name in found:
             found[name] = found[name] * unit  # a float32, in one go
     if "largest" in found:
-        bits = found["largest"][..., 0] if bins == 1 else found["largest"].amin(-1)
+        bits = found["largest"][:, :, 0] if bins == 1 else found["largest"].amin(-2)
         # NOTHING is NaN as a float.
         score = torch.sub(lse.float(), bits.view(torch.float32), alpha=LN2)
         found["max_score"] = score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -41,8 +41,20 @@ def logs(
     CAREFUL: tl.constexpr, STARTS: tl.constexpr, INTERVALS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
     ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The logarithm (base 2) of each weight of a tile."""
-    s = tl.dot(q, k, input_precision=PRECISION)
+    """The logarithm (base 2) of each weight of a tile.
+
+    A table and a bias come in as what the product is added to: so they are brought into the layout of the product, and
+    not the product into theirs, for which the sums that follow are not made (Triton 3.6 even computes some wrongly).
+    """
+    s = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+    if BIAS:
+        at = row.to(tl.int64)[:, None] * bias_row + column.to(tl.int64)[None, :] * bias_column
+        s = tl.load(bias + at, mask=row_ok[:, None] & column_ok[None, :], other=0.0).to(tl.float32)
+        s = s * (1.4426950408889634 / scale2)
+    if TABLE:
+        at = row.to(tl.int64)[:, None] * table_row + column.to(tl.int64)[None, :] * table_column
+        s = tl.where(tl.load(table + at, mask=row_ok[:, None] & column_ok[None, :], other=0) != 0, s, HIDDEN)
+    s = tl.dot(q, k, acc=s, input_precision=PRECISION)
     if SOFTCAP:
         t = cap2 * (1 - 2 / (1 + tl.exp2(s * (scale2 / cap2) * 2.8853900817779268))) - lse2[:, None]
     else:
@@ -50,9 +62,7 @@ def logs(
     if ALIBI:
         t -= slope * tl.abs((place[:, None] - column[None, :]).to(tl.float32))
     if BIAS:
-        at = row.to(tl.int64)[:, None] * bias_row + column.to(tl.int64)[None, :] * bias_column
-        added = tl.load(bias + at, mask=row_ok[:, None] & column_ok[None, :], other=0.0)
-        t = tl.maximum(t + added.to(tl.float32) * 1.4426950408889634, HIDDEN)
+        t = tl.maximum(t, HIDDEN)
     if CAREFUL:
         ok = row_ok[:, None] & column_ok[None, :]
         if INTERVALS:
@@ -60,8 +70,7 @@ def logs(
         if STARTS:
             ok = ok & (column[None, :] >= first[:, None])
         if TABLE:
-            at = row.to(tl.int64)[:, None] * table_row + column.to(tl.int64)[None, :] * table_column
-            ok = ok & (tl.load(table + at, mask=ok, other=0) != 0)
+            ok = ok & (s > HIDDEN / 2)
         t = tl.where(ok, t, HIDDEN)
     return t
 

@@ -55,10 +55,8 @@ def _pass(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple
         if both is not None:
             found, grids = both
             tops = [top for top in job.tops if top not in found]
-            pixels = {key: axes for key, axes in job.grids.items() if key not in grids}
-            if tops or pixels:
-                rest = _by_walk(call, row, Job(set(), [], tops, pixels, []))
-                found, grids = found | rest[0], grids | rest[1]
+            if tops:
+                found |= _by_walk(call, row, Job(set(), [], tops, {}, []))[0]
             return found, grids
     if on_cpu.can(call):
         both = on_cpu.run(call, row, job, *_rectangle(call, job))

@@ -36,6 +36,8 @@ def can(call: Call) -> bool:
         and 0 < s.dim <= 256
         and min(s.heads, s.queries, s.keys, *s.batch) > 0
         and (call.bias is None or isinstance(call.bias, Tensor | Alibi))
+        # The kernels add a table to the product before it is scaled.
+        and (not isinstance(call.bias, Tensor) or (call.softcap is None and call.scale != 0))
         and _has_triton()
     )
 
@@ -62,7 +64,7 @@ def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
 def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
     """The results of a job by the kernels, or None if the mask turns out not to be one stretch of keys per row.
 
-    Pictures and the strongest keys may be missing from them: the kernels do not do every call, nor every row.
+    The strongest keys may be missing from them: their kernels do not do every call.
     """
     from sightline.kernels.layout import default_tiling
     from sightline.kernels.look import look
@@ -94,13 +96,11 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     if plain:
         want.add("received")
     tops = [] if isinstance(call.bias, Tensor) else [request for request in job.tops if request.n <= MOST]
-    bins = bins_for(max(request.n for request in tops)) if tops else 1
     if tops:
-        want.add("max_score")  # whose bins give a first bound
-    # Triton 3.6 computes sums of pixels wrongly where a tile took on the layout of a table.
-    by_table = options["table"] is not None or options["bias"] is not None
-    pending = [] if by_table else list(job.grids.items())
-    largest = lse
+        want.add("max_score")  # whose bins tell where to look
+    pending = list(job.grids.items())
+    bins, width = 1, s.keys
+    largest = edges = lse
     while want or pending:
         # A picture of the whole map rides along with the rest; sums and maxima of the same pixels go together.
         taken = [entry for entry in pending if entry[0][:4] == pending[0][0][:4]] if pending else []
@@ -112,12 +112,16 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         if taken:
             vertical, horizontal = taken[0][1]
             rows, columns = _rows(vertical, call, tiling.rows), _columns(horizontal, call)
+        if tops and "max_score" in want:
+            parts = 2 * -(-columns.slots // (2 * tiling.columns))
+            bins = bins_for(max(request.n for request in tops), lse.numel(), parts)
+            width = -(-parts // bins) * tiling.columns
         seen = None
         if rows.edges is None and columns.edges is None and _is_positional(call.mask):
             sides = "distance" in want
             seen = _seen(call.mask, s.queries, s.keys, call.device, rows, columns, tiling, bool(taken), sides)
         result = look(q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, bins=bins, **options)
-        largest = result.get("largest", largest)
+        largest, edges = result.get("largest", largest), result.get("bin_edges", edges)
         for key, _ in taken:
             grids[key] = shaped(result["maxima" if key[-1] else "sums"])
             pending = [entry for entry in pending if entry[0] != key]
@@ -130,10 +134,8 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
             part = look(q, k, lse, rows=rows, columns=columns, want=frozenset({"received"}), weights=weights, **options)
             found[request] = shaped(part["received"])
     for request in tops:
-        rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table")}
-        best, weights, overfull = top(q, k, lse, largest, request.n, **rules)
-        if not overfull.item():
-            found[request] = (shaped(best).long(), shaped(weights))
+        rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table", "starts")}
+        found[request] = tuple(map(shaped, top(q, k, lse, largest, edges, width, request.n, **rules)))
     _divide(found)
     return found, grids
 
