@@ -52,7 +52,7 @@ format: $(DEV) ## put the code into the one format, and fix what can be fixed wi
 page: $(PAGE) ## build the explorer's page
 
 docs: $(DOCS) ## build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Built: site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Built: site/index.html; with search: python3 -m http.server -d site"
 
 tables: $(RUN) ## fill the figures of README and docs in from benchmarks/results, and draw their pictures
 	@$(BIN)/python benchmarks/tables.py --write

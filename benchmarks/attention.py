@@ -75,7 +75,7 @@ def same_call() -> list[dict]:
         }
         for name, (theirs, ours) in calls.items():
             # Short calls are noisy here: more of them.
-            result = compare({"torch": theirs, "sightline": ours}, repeats=max(12, 65536 // length))
+            result = compare({"torch": theirs, "sightline": ours}, repeats=max(12, min(64, 32768 // length)))
             rows.append({"call": name, "tokens": length, "ratio": ratio(result, "sightline", "torch"), **result})
             print(f"{name:40} {length:6} tokens   sightline / torch = {rows[-1]['ratio']:.3f}", flush=True)
     return rows
@@ -113,7 +113,7 @@ def windows() -> list[dict]:
     calls = {f"window {w}": (lambda w=w: sl.attention(q, k, v, mask=sl.window(w))) for w in (256, 1024, 4096)}
     calls["causal"] = lambda: sl.attention(q, k, v, mask=sl.causal())
     calls["window 1024, soft-cap (tiles)"] = lambda: sl.attention(q, k, v, mask=sl.window(1024), softcap=30.0)
-    result = compare(calls, repeats=3, warmups=1)
+    result = compare(calls, repeats=2, warmups=1)
     for name in calls:
         rows.append({"call": name, "tokens": length, "of_causal": ratio(result, name, "causal"), **result[name]})
         print(f"{name:40} {length:6} tokens   {rows[-1]['of_causal']:.3f} of the causal pass", flush=True)
@@ -134,7 +134,7 @@ def everybody() -> list[dict]:
         if call == "forward + backward":
             runs = {name: (lambda f=f: _train(f, q, k, v)) for name, f in _functions(queries, keys, dim).items()}
         able, refused = willing(runs)
-        result = compare(able, repeats=21 if call == "decoding" or GPU else 7)
+        result = compare(able, repeats=21 if call == "decoding" or GPU else 5)
         best = min((name for name in TORCH if name in result), key=lambda name: result[name]["median_ms"])
         about = {"call": f"everybody, {call}", "tokens": keys, "best": best}
         for name in runs:

@@ -175,7 +175,8 @@ def growth(results: Results, kind: str) -> str:
         powers = ("—" if row[what] is None else f"n^{row[what]:.2f}" for what in ("time", "memory"))
         rows.append((call, f"{row['to']:,}", duration(last["median_ms"]), size(last["mebibytes"]), *powers))
     head = ("", "longest context", "time there", "memory there", "time grows as", "memory grows as")
-    return f"{where(results, kind, 'growth')}.\n\n" + table(head, rows)
+    picture = f"\n\n![Time and memory over the length of the context](images/growth-{kind}.svg)" if rows else ""
+    return f"{where(results, kind, 'growth')}.\n\n" + table(head, rows) + picture
 
 
 def page_size(results: Results) -> str:
@@ -190,6 +191,34 @@ def page_size(results: Results) -> str:
     return f"{where(results, 'cpu', 'page_size')}.\n\n" + table(head, rows)
 
 
+def explorer(results: Results) -> str:
+    """What the explorer takes, beside what it may take."""
+    figures = {
+        "first full view of a map of 65,536 x 65,536": ("first full view", "seconds", "3 s"),
+        "a tile of it that nobody asked for before": ("further tiles", "median_ms", "150 ms"),
+        "memory of the server": ("memory of the server", "most_mib", "1,536 MiB"),
+        "until all is sharp after a minute of panning": ("panning", "complete_after_seconds", "1 s"),
+        "frames a second while panning": ("panning", "frames_a_second_median", "30 or more"),
+        "memory of the page while panning": ("panning", "page_most_mib", "286 MiB"),
+        "an answer while fifty clients ask, some slow, some broken": ("50 clients", "first_requests.median_ms", ""),
+        "SmolLM2 on 2,048 tokens, from the click to the map": ("smollm2 in the page", "run_seconds", ""),
+        "another head of it": ("smollm2 in the page", "switch_seconds", ""),
+    }
+    rows = []
+    for what, (name, key, budget) in figures.items():
+        value = results.figure("explorer-cpu", key, name=name)
+        if value is None:
+            shown = MISSING
+        elif key.endswith("mib"):
+            shown = size(value)
+        elif key.endswith("median") and "frames" in key:
+            shown = f"{value:.0f}"
+        else:
+            shown = duration(value * (1e3 if "seconds" in key else 1))
+        rows.append((what, shown, budget))
+    return f"{where(results, 'cpu', 'explorer')}.\n\n" + table(("", "measured", "may take"), rows)
+
+
 def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], str]:
     return lambda results: make(results, kind)
 
@@ -199,6 +228,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "scoreboard": lambda results: table(*scoreboard(results), words=(0, 1, 5)),
     "models": models,
     "page-size": page_size,
+    "explorer": explorer,
 }
 for _kind in ("cpu", "gpu"):
     for _name, _make in {

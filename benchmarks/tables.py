@@ -35,15 +35,15 @@ class Results:
         """The machine of the first of some files that is there."""
         return next((self.files[name]["machine"] for name in names if name in self.files), None)
 
-    def rows(self, name: str, **match: object) -> list[dict]:
+    def rows(self, name: str, /, **match: object) -> list[dict]:
         """The rows of a file whose entries are these."""
         found = self.files.get(name, {"results": []})["results"]
         return [row for row in found if all(row.get(key) == value for key, value in match.items())]
 
-    def row(self, name: str, **match: object) -> dict | None:
+    def row(self, name: str, /, **match: object) -> dict | None:
         return next(iter(self.rows(name, **match)), None)
 
-    def figure(self, name: str, key: str, **match: object) -> float | None:
+    def figure(self, name: str, key: str, /, **match: object) -> float | None:
         """One number: `key` is the way to it, as in `sightline.median_ms`."""
         found: object = self.row(name, **match)
         for part in key.split("."):

@@ -167,7 +167,9 @@ def _show(console: Any, path: Path) -> None:
     shown.add_column("tokens", justify="right")
     shown.add_column("measured")
     for row in found["results"]:
-        name = f"{row.get('call', '')}: {row['candidate']}" if "candidate" in row else str(row.get("call", ""))
+        name = str(row.get("call", row.get("name", "")))
+        if "candidate" in row:
+            name += f": {row['candidate']}"
         kind = {True: " (causal)", False: " (full)"}.get(row.get("causal"), "")
         tokens = f"{row['tokens']:,}" if isinstance(row.get("tokens"), int) else ""
         shown.add_row(Text(name + kind), tokens, Text(figures(row)))
