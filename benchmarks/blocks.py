@@ -69,10 +69,18 @@ def peers(results: Results) -> str:
         lines.append((f"**{where(results, kind, 'lens', 'attention')}**", "", ""))
         lens = [results.figure(f"lens-{kind}", "of_best_forward", call=MOST, causal=causal) for causal in (True, False)]
         eager = results.figure(f"lens-{kind}", "of_best_forward", call="eager, with its map", causal=True)
-        plain = results.figure(f"attention-{kind}", "ratio", call="causal", tokens=tokens)
+        common = {row["candidate"]: row for row in results.rows(f"attention-{kind}", call="everybody, forward")}
+        plain = common.get("sightline", {})
+        length = f", {plain['tokens']:,} tokens" if plain else ""
+        others = [
+            f"{words} {times(common[name]['of_best_torch'])}"
+            for name, words in (("FlexAttention, compiled", "FlexAttention"), ("eager", "eager"))
+            if "of_best_torch" in common.get(name, {})
+        ]
         seen = results.figure(f"watch-{kind}", "of_unwatched", call="watched", tokens=watched)
         beside = "torch's best kernel"
-        lines.append((f"attention, causal, {tokens:,} tokens", times(plain), f"{beside} = 1"))
+        peers = "; ".join([f"{beside} = 1", *others])
+        lines.append((f"attention, causal{length}", times(plain.get("of_best_torch")), peers))
         more = "" if eager is None else f"; eager with its map {times(eager)}"
         pair = " / ".join(times(value) for value in lens) if None not in lens else MISSING
         lines.append((f"attention and its account, causal / full, {tokens:,} tokens", pair, f"{beside} = 1{more}"))

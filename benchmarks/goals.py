@@ -31,7 +31,8 @@ class Goal(NamedTuple):
 def same_call(kind: str) -> Callable[[Results], list[float]]:
     def found(results: Results) -> list[float]:
         rows = results.rows(f"attention-{kind}")
-        return [row["ratio"] for row in rows if "ratio" in row and UNLIKE not in row["call"]]
+        pairs = [row["ratio"] for row in rows if "ratio" in row and UNLIKE not in row["call"]]
+        return pairs + [row["of_best_torch"] for row in rows if row.get("candidate") == "sightline"]
 
     return found
 

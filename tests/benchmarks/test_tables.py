@@ -74,7 +74,8 @@ def test_pictures_are_drawn_from_the_results(tables: ModuleType) -> None:
 
 
 def test_a_changed_result_changes_the_page(tables: ModuleType, tmp_path: Path) -> None:
-    rows = [{"call": "causal", "tokens": 4096, "ratio": 1.234}, {"call": "plain", "tokens": 4096, "ratio": 1.0}]
+    about_all = {"call": "everybody, forward", "tokens": 4096, "of_best_torch": 1.234}
+    rows = [about_all | {"candidate": "sightline"}, {"call": "plain", "tokens": 4096, "ratio": 1.0}]
     about = {"processor": "a processor", "threads": 2, "torch": "2.0+cpu"}
     (tmp_path / "attention-cpu.json").write_text(json.dumps({"machine": about, "results": rows}))
     text = tables.filled("<!-- bench:peers -->\nold\n<!-- /bench -->", tables.Results(tmp_path))
