@@ -202,5 +202,7 @@ def check_statistics(sight, weights, exists=None):
         close(sight.received(), weights.sum(-2))
         close(sight.overview().sums, weights)
     close(sight.overview().maxima * rows[..., None], weights)
+    strongest = torch.where(sight.lse > -torch.inf, (sight.max_score - sight.lse).exp(), 0.0)
+    close(strongest * rows, weights.amax(-1))
     top = sight.top(3)
     close(top.weights * rows[..., None], weights.topk(3).values)

@@ -65,6 +65,41 @@ def test_a_generation_is_one_sight(family, implementation, cache, padding):
             check_statistics(seen[name], weights, exists)
 
 
+@pytest.mark.parametrize(
+    "family, implementation",
+    [(family, "eager") for family in [*tiny.CAUSAL, "t5"]] + [(family, "sdpa") for family in ("llama", "gpt2", "t5")],
+)
+def test_a_prompt_padded_on_the_right(family, implementation):
+    """The padding then stands between prompt and answer; transformers counts positions through it as it likes."""
+    model, given = tiny.model(family, implementation), prompt(family, "right")
+    with torch.no_grad():
+        told = {"output_attentions": True, "return_dict_in_generate": True}
+        expected = generate(tiny.model(family, "eager"), given, **told)
+        with watch(model, stats=STATS) as seen:
+            ids = generate(model, given)
+    assert torch.equal(ids, expected.sequences)
+    names = layers_of(family, seen)
+    steps = expected.decoder_attentions if family == "t5" else expected.attentions
+    real = given["attention_mask"][:, None, :, None]
+    for layer, name in enumerate(names["decoder" if family == "t5" else "self"]):
+        tile = seen[name].tile(slice(None), slice(None))
+        row = 0
+        for maps in steps:
+            weights = maps[layer]
+            queries, keys = weights.shape[-2:]
+            # A window that is full has dropped its first keys.
+            got = tile[..., row : row + queries, : row + queries][..., -keys:]
+            rows = real if row == 0 and family != "t5" else 1
+            torch.testing.assert_close(got * rows, weights * rows, atol=1e-4, rtol=0)
+            row += queries
+        assert row == tile.shape[-2]
+    if family == "t5":
+        for name, weights in zip(names["encoder"], expected.encoder_attentions):
+            check_statistics(seen[name], weights, given["attention_mask"])
+        for layer, name in enumerate(names["cross"]):
+            check_statistics(seen[name], torch.cat([maps[layer] for maps in expected.cross_attentions], -2))
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt-oss", "t5"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_kept_queries_and_keys_give_the_same_map(family, cache):
