@@ -1,6 +1,6 @@
 """`sl.attention` beside torch's SDPA for the same call, and what structure in a mask saves.
 
-    python benchmarks/attention.py [--out FOLDER]
+    python benchmarks/attention.py [--out FOLDER] [--parts same,overhead,windows,everybody]
 
 Figures: the ratio to SDPA at 512 tokens and more, the overhead of a call at 16 tokens, how the cost of a window over a
 long context grows with the window, and one call (forward, forward + backward, one token at the end of a cache) by
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import QUICK, compare, ratio, willing, write
+from harness import QUICK, compare, kept, ratio, willing, write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sightline as sl
@@ -188,12 +188,18 @@ def _functions(queries: int, keys: int, dim: int) -> dict[str, Callable[..., tor
     return found
 
 
+PARTS = {"same": same_call, "overhead": overhead, "windows": windows, "everybody": everybody}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="where to write the results")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure; the rest stays as it was")
     options = parser.parse_args()
     torch.manual_seed(0)
-    print("written:", write("attention", same_call() + overhead() + windows() + everybody(), options.out))
+    chosen = options.parts.split(",")
+    rows = [{"part": name, **row} for name in chosen for row in PARTS[name]()]
+    print("written:", write("attention", kept("attention", "part", chosen, options.out) + rows, options.out))
 
 
 if __name__ == "__main__":

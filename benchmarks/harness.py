@@ -130,10 +130,26 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def place(name: str, folder: Path | None = None) -> Path:
+    """Where the results of a benchmark lie."""
+    kind = "gpu" if torch.cuda.is_available() else "cpu"
+    return (folder or (Path("sightline-bench") if QUICK else RESULTS)) / f"{name}-{kind}.json"
+
+
+def kept(name: str, key: str, measured: list[str], folder: Path | None = None) -> list[dict]:
+    """The rows of an earlier run on the same machine that are not measured again: long benchmarks go part by part."""
+    path = place(name, folder)
+    if QUICK or not path.exists():
+        return []
+    before, now = json.loads(path.read_text("utf-8")), machine()
+    if any(before["machine"].get(what) != now.get(what) for what in ("gpu", "processor")):
+        return []
+    return [row for row in before["results"] if row.get(key) not in (*measured, None)]
+
+
 def write(name: str, rows: list[dict], folder: Path | None = None) -> Path:
     """Write results with the machine, the versions and the command; the file appears whole or not at all."""
-    kind = "gpu" if torch.cuda.is_available() else "cpu"
-    path = (folder or (Path("sightline-bench") if QUICK else RESULTS)) / f"{name}-{kind}.json"
+    path = place(name, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     options = [argument for argument in sys.argv[1:] if not (folder and argument in ("--out", str(folder)))]
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *options])

@@ -63,3 +63,11 @@ def test_committed_results_are_whole(path: Path) -> None:
     assert found["results"]
     assert not found.get("quick")
     assert path.stem.endswith("-gpu") == ("gpu" in found["machine"])
+
+
+def test_parts_that_are_not_measured_again_stay(harness: ModuleType, tmp_path: Path) -> None:
+    harness.write("thing", [{"part": "a", "x": 1}, {"part": "b", "x": 2}], tmp_path)
+    assert harness.kept("thing", "part", ["a"], tmp_path) == [{"part": "b", "x": 2}]
+    path = harness.place("thing", tmp_path)
+    path.write_text(path.read_text().replace('"processor": "', '"processor": "another '))
+    assert harness.kept("thing", "part", ["a"], tmp_path) == []
