@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,25 @@ import pytest
 from sightline.cli import app as cli
 
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on.\n" * 30
+
+
+# The program, which says when its twentieth checkpoint is written, and then waits for what comes.
+DOOMED = """
+import itertools, sys, time
+from sightline.cli import main
+from sightline.lessons.ladder.checkpoint import Checkpoint
+
+save, count = Checkpoint.save, itertools.count(1)
+
+def slow(self, folder):
+    save(self, folder)
+    if next(count) == 20:
+        print("in the middle", file=sys.stderr, flush=True)
+        time.sleep(3600)
+
+Checkpoint.save = slow
+main()
+"""
 
 
 def run(*arguments: str) -> None:
@@ -34,12 +52,14 @@ def test_killed_and_started_again_it_ends_with_the_same_table(
     text, out, straight = tmp_path / "fox.txt", tmp_path / "killed", tmp_path / "straight"
     text.write_text(TEXT)
     arguments = ["ladder", "--quick", "--steps", "40", "--device", "cpu", "--text", str(text)]
-    program = [sys.executable, "-c", "from sightline.cli import main; main()"]
-    doomed = subprocess.Popen([*program, *arguments, "--out", str(out)], stdout=subprocess.DEVNULL)
-    while not (out / "checkpoint.safetensors").exists() and doomed.poll() is None:
-        time.sleep(0.01)
+    doomed = subprocess.Popen(
+        [sys.executable, "-c", DOOMED, *arguments, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert doomed.stderr is not None
+    assert doomed.stderr.readline() == b"in the middle\n"
     os.kill(doomed.pid, signal.SIGKILL)
     assert doomed.wait() == -signal.SIGKILL
+    doomed.stderr.close()
     assert not (out / "ladder.json").exists()
     for folder in (out, straight):
         with pytest.raises(SystemExit) as stopped:
