@@ -78,6 +78,14 @@ def test_what_fails_is_said_and_the_others_go_on(folder: Path, tmp_path: Path) -
     assert "failed: broken" in done.output
 
 
+def test_a_missing_peer_is_named_with_its_extra(folder: Path, tmp_path: Path) -> None:
+    (folder / "needy.py").write_text('"""Needs more."""\nimport harness\nimport no_such_peer\n')
+    done = runner.invoke(app, ["needy", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "needy needs no_such_peer: pip install 'sightline[all,peers]'" in done.output
+    assert "broken failed" not in done.output
+
+
 def test_an_unknown_subject_is_refused_before_anything_runs(folder: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["nothing", "nope", "--out", str(tmp_path / "out")])
     assert isinstance(done.exception, InputError)

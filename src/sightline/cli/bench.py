@@ -145,6 +145,10 @@ def _measured(script: Path, out: Path, quick: bool) -> bool:
                 else:
                     print(f"{script.stem}: {lines[-1]}", flush=True)
     if process.returncode:
+        missing = re.search(r"^ModuleNotFoundError: No module named '([\w.]+)'$", "\n".join(lines), re.MULTILINE)
+        if missing:
+            console.print(f"{script.stem} needs {missing[1]}: pip install 'sightline[all,peers]'")
+            return False
         console.print(f"{script.stem} failed:", *lines[-12:], sep="\n")
         return False
     for path in sorted(out.glob("*.json")):
