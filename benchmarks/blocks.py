@@ -88,7 +88,11 @@ def peers(results: Results) -> str:
         lines.append((f"{model}, all layers watched, {watched:,} tokens", times(seen), "the same unwatched = 1"))
         encoder = [row["ratio"] for row in results.rows(f"modules-{kind}", call="encoder, no gradients")]
         lines.append(
-            ("encoder, the same weights", times(max(encoder, default=None)), "torch.nn.TransformerEncoder = 1")
+            (
+                "an encoder, the same weights, the worse of two sizes",
+                times(max(encoder, default=None)),
+                "torch.nn.TransformerEncoder = 1",
+            )
         )
         if kind == "cpu":
             for call, words in (("encode", "64 sentences to vectors"), ("generate", "128 tokens written by SmolLM2")):

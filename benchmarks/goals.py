@@ -17,37 +17,45 @@ PICTURE, ROWS, TOP = "received, picture", "+ entropy, max_score, distance", "+ t
 UNLIKE = "torch: written out"
 
 
+Found = list[tuple[float, str]]
+
+
 class Goal(NamedTuple):
-    """A line of the scoreboard; `found` gives the measured values, the worst of which is compared."""
+    """A line of the scoreboard; `found` gives the measured values with their calls; the worst is compared."""
 
     what: str
     where: str
     first: float
     goal: float
-    found: Callable[[Results], list[float]]
+    found: Callable[[Results], Found]
     unit: str = ""
 
 
-def same_call(kind: str) -> Callable[[Results], list[float]]:
-    def found(results: Results) -> list[float]:
+def same_call(kind: str) -> Callable[[Results], Found]:
+    def found(results: Results) -> Found:
         rows = results.rows(f"attention-{kind}")
-        pairs = [row["ratio"] for row in rows if "ratio" in row and UNLIKE not in row["call"]]
-        return pairs + [row["of_best_torch"] for row in rows if row.get("candidate") == "sightline"]
+        pairs = [(row["ratio"], _call(row)) for row in rows if "ratio" in row and UNLIKE not in row["call"]]
+        return pairs + [(row["of_best_torch"], _call(row)) for row in rows if row.get("candidate") == "sightline"]
 
     return found
 
 
-def account(kind: str, call: str) -> Callable[[Results], list[float]]:
-    return lambda results: [row["of_best_forward"] for row in results.rows(f"lens-{kind}", call=call)]
+def account(kind: str, call: str) -> Callable[[Results], Found]:
+    def found(results: Results) -> Found:
+        rows = results.rows(f"lens-{kind}", call=call)
+        return [(row["of_best_forward"], "causal" if row["causal"] else "full") for row in rows]
+
+    return found
 
 
-def one(name: str, key: str, **match: object) -> Callable[[Results], list[float]]:
-    return lambda results: [row[key] for row in results.rows(name, **match) if key in row]
+def one(name: str, key: str, **match: object) -> Callable[[Results], Found]:
+    return lambda results: [(row[key], "") for row in results.rows(name, **match) if key in row]
 
 
-def encoder(kind: str) -> Callable[[Results], list[float]]:
-    def found(results: Results) -> list[float]:
-        return [row["ratio"] for row in results.rows(f"modules-{kind}") if row["call"].startswith("encoder, ")]
+def encoder(kind: str) -> Callable[[Results], Found]:
+    def found(results: Results) -> Found:
+        rows = [row for row in results.rows(f"modules-{kind}") if row["call"].startswith("encoder, ")]
+        return [(row["ratio"], _call(row).removeprefix("encoder, ")) for row in rows]
 
     return found
 
@@ -95,14 +103,15 @@ def scoreboard(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     """The head and the lines of the table."""
     rows = []
     for line in GOALS:
-        values = line.found(results)
+        found = line.found(results)
+        values = [value for value, _ in found]
         rows.append(
             (
                 line.what,
                 line.where,
                 _shown(line.first, line.unit, exact=True),
                 _shown(line.goal, line.unit, exact=True),
-                _measured(values, line.unit),
+                _measured(found, line.unit),
                 verdict(values, line),
             )
         )
@@ -117,11 +126,20 @@ def verdict(values: list[float], line: Goal) -> str:
     return "goal" if worst <= line.goal else "first" if worst <= line.first else "**short**"
 
 
-def _measured(values: list[float], unit: str) -> str:
-    if not values:
+def _call(row: dict) -> str:
+    """Which call a figure is of."""
+    size = f"{row['batch']} x {row['tokens']:,}" if "batch" in row else f"{row['tokens']:,}"
+    return f"{row['call'].removeprefix('everybody, ')}, {size} tokens"
+
+
+def _measured(found: Found, unit: str) -> str:
+    """The range, and which call is the worst."""
+    if not found:
         return "—"
-    low, high = _shown(min(values), unit), _shown(max(values), unit)
-    return low if low == high else f"{low.removesuffix(f' {unit}')} to {high}"
+    low, high = _shown(min(found)[0], unit), _shown(max(found)[0], unit)
+    if low == high:
+        return low
+    return f"{low.removesuffix(f' {unit}')} to {high} ({max(found)[1]})"
 
 
 def _shown(value: float, unit: str, exact: bool = False) -> str:

@@ -20,6 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 QUICK = os.environ.get("SIGHTLINE_BENCH_QUICK") == "1"
 # Peers whose version is written down when they took part.
 PEERS = {"transformers": "transformers", "x_transformers": "x-transformers", "bertviz": "bertviz"}
+earlier: dict[str, str] = {}  # versions of peers in rows that are kept from an earlier run
 
 
 class Rounds(dict[str, dict]):
@@ -113,6 +114,7 @@ def machine() -> dict:
         import triton
 
         where |= {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__}
+    where |= earlier
     for module, package in PEERS.items():
         if module in sys.modules:
             try:
@@ -144,6 +146,7 @@ def kept(name: str, key: str, measured: list[str], folder: Path | None = None) -
     before, now = json.loads(path.read_text("utf-8")), machine()
     if any(before["machine"].get(what) != now.get(what) for what in ("gpu", "processor")):
         return []
+    earlier.update({peer: before["machine"][peer] for peer in PEERS.values() if peer in before["machine"]})
     return [row for row in before["results"] if row.get(key) not in (*measured, None)]
 
 

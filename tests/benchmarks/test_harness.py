@@ -65,9 +65,14 @@ def test_committed_results_are_whole(path: Path) -> None:
     assert path.stem.endswith("-gpu") == ("gpu" in found["machine"])
 
 
-def test_parts_that_are_not_measured_again_stay(harness: ModuleType, tmp_path: Path) -> None:
+def test_parts_that_are_not_measured_again_stay(
+    harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "earlier", {"bertviz": "1.0"})
     harness.write("thing", [{"part": "a", "x": 1}, {"part": "b", "x": 2}], tmp_path)
+    harness.earlier.clear()
     assert harness.kept("thing", "part", ["a"], tmp_path) == [{"part": "b", "x": 2}]
+    assert harness.machine()["bertviz"] == "1.0"  # it took part in the rows that are kept
     path = harness.place("thing", tmp_path)
     path.write_text(path.read_text().replace('"processor": "', '"processor": "another '))
     assert harness.kept("thing", "part", ["a"], tmp_path) == []
