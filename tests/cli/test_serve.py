@@ -81,6 +81,41 @@ def test_clients_that_leave_harm_nobody(server: tuple[subprocess.Popen[str], str
     assert httpx.get(f"{base}api/runs/{run}/tiles/0/0/0/0/0/0").status_code == 200
 
 
+def test_many_clients_at_once_meet_no_error(server: tuple[subprocess.Popen[str], str]) -> None:
+    """Small sister of `benchmarks/explorer.py --parts clients`, where it goes on for a minute on a long map."""
+    process, base = server
+    port = int(base.rsplit(":", 1)[1].strip("/"))
+    api = f"{base}api/runs/{httpx.get(base + 'api/runs').json()['runs'][0]['id']}"
+    found: list[int] = []
+
+    def quick(seed: int) -> None:
+        paths = [
+            "tiles/0/0/0/0/0/0",
+            f"rows/0/1?q={seed % 12}",
+            "portraits",
+            "tokens",
+            f"peek/0/0?rows={seed % 12}&cols=3",
+        ]
+        with httpx.Client(timeout=30) as client:
+            found.extend(client.get(f"{api}/{path}").status_code for path in paths * 2)
+
+    def broken(seed: int) -> None:
+        for half in (b"", b"\x00\xff\r\n\r\n", b"GET /api/runs HT"):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(half)
+
+    threads = [threading.Thread(target=broken if i % 5 == 0 else quick, args=(i,)) for i in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 400
+    assert set(found) <= {200, 503}, "only stated limits"
+    assert found.count(200) > 0
+    assert httpx.get(f"{api}/rows/0/0?q=3").status_code == 200
+    assert process.poll() is None
+
+
 def test_ctrl_c_stops_it_cleanly_even_with_an_open_stream(folder: Path) -> None:
     process = start(str(folder), "--port", "0", "--model", "minilm")
     base = address(process)

@@ -170,3 +170,36 @@ def test_a_cache_is_bounded() -> None:
     assert cache.size == 70
     cache.forget(lambda key: key == 47)
     assert cache.size == 60
+
+
+def test_whoever_had_an_answer_takes_no_newer_job_away() -> None:
+    async def main() -> None:
+        desk = Desk(at_once=1, waiting=8)
+        blocked = asyncio.Event()
+
+        async def now() -> str:
+            return "first"
+
+        async def later() -> str:
+            await blocked.wait()
+            return "other"
+
+        async def again() -> str:
+            return "second"
+
+        first = asyncio.ensure_future(desk.get("same", now))
+        await asyncio.sleep(0)  # it waits at the desk
+        other = asyncio.ensure_future(desk.get("other", later))
+        # In the moment in which the first job is over and its waiter was not told yet, the same is asked for again.
+        while "same" in desk._jobs:
+            await asyncio.sleep(0)
+        assert not first.done()
+        second = asyncio.ensure_future(desk.get("same", again))
+        assert await first == "first"
+        await asyncio.sleep(0)
+        blocked.set()
+        assert await other == "other"
+        assert await asyncio.wait_for(second, 5) == "second"
+        assert not desk._jobs
+
+    asyncio.run(main())

@@ -150,7 +150,8 @@ class Desk:
             return await asyncio.shield(job.future)
         finally:
             job.waiters -= 1
-            if not job.waiters and key in self._waiting:
+            # By its key alone it could be a newer job for the same, which others wait for.
+            if not job.waiters and self._waiting.get(key) is job:
                 del self._waiting[key]
                 del self._jobs[key]
                 job.future.cancel()
@@ -173,5 +174,6 @@ class Desk:
                 job.future.set_result(result)
         finally:
             self._running -= 1
-            self._jobs.pop(key, None)
+            if self._jobs.get(key) is job:
+                del self._jobs[key]
             self._start()
