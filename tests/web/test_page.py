@@ -401,6 +401,56 @@ def test_type_a_text_and_run_it(browser: Browser, tmp_path: Path) -> None:
         server.close()
 
 
+def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
+    models = Models(["smollm2"])
+    service = Service(performer(models, lambda run: service.library.add(run)), name_order, models)
+    server = Live(service)
+    visit = Visit(browser, server.base)
+    try:
+        page = visit.page
+        page.goto(server.base)
+        page.fill("textarea", "The kids were scared of the lions, so")
+        page.fill("input[aria-label='tokens to generate']", "30")
+        page.click("text=Run")
+        page.wait_for_selector(".app:not(.empty)")
+        sizes: list[int] = []
+        visit.until("document.querySelectorAll('.text-body .t').length > 0")
+        while not sizes or sizes[-1] < 40:
+            count = page.locator(".text-body .t").count()
+            sizes += [count] if not sizes or count != sizes[-1] else []
+            if count < 40 and service.library.listed()[0]["growing"] is False:
+                page.wait_for_timeout(500)
+                count = page.locator(".text-body .t").count()
+                sizes += [count] if count != sizes[-1] else []
+                break
+            page.wait_for_timeout(50)
+        visit.settle()
+        assert sizes == sorted(sizes), "tokens are appended"
+        assert len(sizes) > 1, "seen while it was written, not only at its end"
+        run = service.run(service.library.listed()[0]["id"])
+        assert not run.growing
+        assert sizes[-1] == len(run.tokens) > 20
+    finally:
+        visit.close()
+        server.close()
+
+
+def test_on_a_phone_the_first_tap_points_and_the_second_pins(browser: Browser, live: Live) -> None:
+    size = {"width": 390, "height": 844}
+    visit = Visit(browser, live.base, viewport=size, has_touch=True, is_mobile=True)
+    try:
+        page = visit.open(at(live, L=3, H=1))
+        page.tap(".panels button[data-panel=centre]")
+        visit.settle()
+        page.touchscreen.tap(*visit.cell(10, 2))
+        page.wait_for_selector(".tooltip >> text=0.814")
+        assert "q=" not in page.url
+        page.touchscreen.tap(*visit.cell(10, 2))
+        visit.until("location.hash.includes('q=10&k=2')")
+    finally:
+        visit.close()
+
+
 def test_compare_heads_texts_and_their_difference(visit: Visit, live: Live) -> None:
     page = visit.open(at(live, L=3, H=1))
     page.keyboard.press("6")

@@ -48,6 +48,7 @@ export class MapView {
   private look: MapLook | null = null;
   private pointer: { x: number; y: number } | null = null;
   private hovered: Cells | null = null;
+  private tapped: Cells | null = null;
   private tracks: { entropy: Float64Array; received: Float64Array; most: [number, number] } | null = null;
   private placing = false;
   private wholeShown = true;
@@ -415,10 +416,13 @@ export class MapView {
       const { x, y } = event.containerPoint;
       const cells = this.grid.at(x, y);
       // With Shift it was a rectangle, or is told by its own handler.
-      if (!cells || event.originalEvent.detail > 1 || event.originalEvent.shiftKey) return;
       const touched = (event.originalEvent as PointerEvent).pointerType === "touch";
+      if (!cells || (event.originalEvent.detail > 1 && !touched) || event.originalEvent.shiftKey) return;
       // On a touch screen the first tap is the pointer, the second one on the same cell pins.
-      if (touched && (this.hovered?.q0 !== cells.q0 || this.hovered?.k0 !== cells.k0)) {
+      // What is hovered does not tell: a browser moves its mouse to a tap before it clicks there.
+      const before = this.tapped;
+      this.tapped = touched ? cells : null;
+      if (touched && (before?.q0 !== cells.q0 || before.k0 !== cells.k0)) {
         this.hovered = cells;
         this.events.hover(cells, x, y, this.valueAt(cells));
         this.redraw();

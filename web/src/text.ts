@@ -96,6 +96,9 @@ export class TextView {
       block.style.minHeight = count > 1 ? `${Math.round((Math.min(BLOCK, run.tokens.length - i * BLOCK) / 8) * 26)}px` : "";
       this.blocks.push(block);
     }
+    // Those in view when a growing text gets longer are drawn at once: it must not blink.
+    const drawn = [...this.body.children].map((block) => block.childElementCount > 0);
+    this.blocks.forEach((block, i) => (drawn[i] || i === 0) && this.drawBlock(block));
     this.body.replaceChildren(...this.blocks);
     for (const block of this.blocks) this.seen.observe(block);
     void this.load();
