@@ -27,17 +27,24 @@ _POOLED, _TAKEN = 64, 4
 
 def can(call: Call) -> bool:
     """Whether the kernel can do this call; the walk in torch operations does all others."""
+    return (
+        for_kernels(call)
+        and call.normalizer.is_softmax
+        and (call.bias is None or isinstance(call.bias, Tensor | Alibi))
+        # The kernels add a table to the product before it is scaled.
+        and (not isinstance(call.bias, Tensor) or (call.softcap is None and call.scale != 0))
+    )
+
+
+def for_kernels(call: Call) -> bool:
+    """Whether queries and keys are such that kernels can read them."""
     s = call.sizes
     return (
         call.device.type == "cuda"
         and torch.version.cuda is not None
-        and call.normalizer.is_softmax
         and call.q.dtype in _DTYPES
         and 0 < s.dim <= 256
         and min(s.heads, s.queries, s.keys, *s.batch) > 0
-        and (call.bias is None or isinstance(call.bias, Tensor | Alibi))
-        # The kernels add a table to the product before it is scaled.
-        and (not isinstance(call.bias, Tensor) or (call.softcap is None and call.scale != 0))
         and _has_triton()
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sightline.lens import on_gpu
 from sightline.positions import Alibi
 from sightline.watch.mods import ModBias
 
@@ -43,6 +44,9 @@ def weights_at(
     if not s.keys or not s.queries:
         return out
     step = max(1, _BYTES // max(1, batch * s.heads * s.dim * out.element_size()))
+    whole = _by_kernel(call, keys) if on_gpu.for_kernels(call) else None
+    if whole is not None:
+        step = s.queries
     rows = slice(0, s.queries)
     if isinstance(keys, int):
         # Only queries whose key is there.
@@ -59,13 +63,11 @@ def weights_at(
             seen: Tensor | None = None
             if isinstance(keys, int):
                 j = i + keys
-                picked = call.k[:, :, part.start + keys : part.stop + keys]
             else:
                 at = keys[:, None, part if keys.shape[-1] > 1 else slice(None)]
                 seen = (at >= 0) & (at < s.keys)
                 j = at.clamp(0, s.keys - 1)
-                picked = call.k.gather(2, j[:, :, :, None].expand(-1, s.kv_heads, -1, s.dim))
-            scores = _scores(call, part, picked)
+            scores = _scores(call, part, j if isinstance(keys, Tensor) else keys) if whole is None else whole[..., part]
             if call.softcap is not None:
                 scores = (scores / call.softcap).tanh() * call.softcap
             if call.bias is not None:
@@ -81,9 +83,19 @@ def weights_at(
     return out
 
 
-def _scores(call: Call, rows: slice, keys: Tensor) -> Tensor:
+def _by_kernel(call: Call, keys: Tensor | int) -> Tensor:
+    from sightline.kernels.cells import scores_at
+
+    return scores_at(call.q, call.k, keys, call.scale)
+
+
+def _scores(call: Call, rows: slice, at: Tensor | int) -> Tensor:
     """scale * q.k of one key for every query of a band, `[batch, heads, rows]`."""
     s, dtype = call.sizes, call.compute_dtype
+    if isinstance(at, int):
+        keys = call.k[:, :, rows.start + at : rows.stop + at]
+    else:
+        keys = call.k.gather(2, at[:, :, :, None].expand(-1, s.kv_heads, -1, s.dim))
     q, keys = call.q[:, :, rows], keys.to(dtype)
     if keys.shape[2] == 1:
         # One key for all queries: a product of a matrix and a vector.
