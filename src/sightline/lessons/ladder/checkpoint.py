@@ -23,7 +23,7 @@ from sightline.lessons.ladder.settings import Settings
 from sightline.lessons.ladder.text import Text
 from sightline.plots.files import write_whole
 
-FORMAT = 1  # raised whenever rungs or training change: a ladder is one thing from its first rung to its last
+FORMAT = 2  # raised whenever rungs or training change: a ladder is one thing from its first rung to its last
 NAME = "checkpoint.safetensors"
 
 
