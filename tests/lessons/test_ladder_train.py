@@ -135,7 +135,7 @@ def test_a_checkpoint_holds_weights_optimizer_and_random_state(tmp_path: Path) -
 
 
 def write_bad(path: Path, how: str) -> None:
-    about: Any = {"format": 1, "identity": checkpoint.identity(TEXT, SETTINGS), "done": [], "step": 0}
+    about: Any = {"format": checkpoint.FORMAT, "identity": checkpoint.identity(TEXT, SETTINGS), "done": [], "step": 0}
     about |= {"curve": [], "seconds": 0.0, "cpu_seconds": 0.0}
     if how == "another format":
         about["format"] = 99
