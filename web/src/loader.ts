@@ -3,7 +3,7 @@
 import { aborted, Refused, sentence, type Source, type TileData, type TileRef } from "./source";
 
 const AT_ONCE = 4;
-const KEPT = 256;
+const KEPT = 128; // a screen shows about 20; the rest is for going back
 
 export interface Wanted {
   ref: TileRef;

@@ -12,6 +12,9 @@ export class MiniMap {
   readonly node: HTMLElement;
   private canvas = el("canvas", { attrs: { width: SIDE, height: SIDE } });
   private grid: Grid | null = null;
+  private small = document.createElement("canvas");
+  private shown = "";
+  private of: ArrayBufferLike | null = null;
 
   constructor(private go: (row: number, col: number) => void) {
     this.node = el("div", { class: "minimap", attrs: { hidden: true, "aria-hidden": "true" } }, this.canvas);
@@ -39,14 +42,20 @@ export class MiniMap {
     const context = this.canvas.getContext("2d")!;
     const [rows, columns] = head.run.thumbSize(head.layer);
     const [height, width] = this.size(grid);
-    const small = document.createElement("canvas");
-    small.width = columns;
-    small.height = rows;
-    const image = new ImageData(columns, rows);
-    const pixels = new Uint32Array(image.data.buffer);
-    const table = thumbTable({ ...scale, difference: false });
-    for (let y = 0; y < rows; y++) for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
-    small.getContext("2d")!.putImageData(image, 0, 0);
+    const { small } = this;
+    const key = JSON.stringify([head.run.id, head.run.rev, head.layer, head.head, scale, rows, columns]);
+    // Drawn anew only if it is another: it is shown with every frame, and the collector does not see what canvases hold.
+    if (key !== this.shown || thumb.buffer !== this.of) {
+      this.shown = key;
+      this.of = thumb.buffer;
+      small.width = columns;
+      small.height = rows;
+      const image = new ImageData(columns, rows);
+      const pixels = new Uint32Array(image.data.buffer);
+      const table = thumbTable({ ...scale, difference: false });
+      for (let y = 0; y < rows; y++) for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
+      small.getContext("2d")!.putImageData(image, 0, 0);
+    }
     context.clearRect(0, 0, SIDE, SIDE);
     context.imageSmoothingEnabled = false;
     context.drawImage(small, 0, 0, width, height);

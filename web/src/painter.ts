@@ -134,8 +134,7 @@ export class Painter {
   private picture(key: string, values: Float32Array): HTMLCanvasElement {
     let painted = this.painted.get(key);
     if (!painted || painted.version !== this.version || painted.of !== values) {
-      const canvas = painted?.canvas ?? document.createElement("canvas");
-      canvas.width = canvas.height = TILE;
+      const canvas = painted?.canvas ?? this.spare();
       const context = canvas.getContext("2d")!;
       const image = context.createImageData(TILE, TILE);
       paint(values, this.table, new Uint32Array(image.data.buffer));
@@ -144,8 +143,19 @@ export class Painter {
     }
     this.painted.delete(key);
     this.painted.set(key, painted);
-    while (this.painted.size > PAINTED) this.painted.delete(this.painted.keys().next().value!);
     return painted.canvas;
+  }
+
+  // A canvas for one more tile: a new one, or that of the tile which was not needed for longest.
+  private spare(): HTMLCanvasElement {
+    if (this.painted.size >= PAINTED) {
+      const [key, { canvas }] = this.painted.entries().next().value!;
+      this.painted.delete(key);
+      return canvas;
+    }
+    const canvas = document.createElement("canvas");
+    canvas.width = canvas.height = TILE;
+    return canvas;
   }
 
   // While a tile is on its way: the part of a coarser one that covers it, or plain paper.
