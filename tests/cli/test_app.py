@@ -38,7 +38,7 @@ def test_an_unknown_command_is_refused() -> None:
     [
         (
             InputError(explain("no", expected="a", got="b", hint="c")),
-            "sightline: no\n  expected: a\n  got: b\n  try: c",
+            "sightline: no; expected: a; got: b; try: c",
         ),
         (PermissionError(13, "Permission denied", "out.html"), "sightline: out.html: Permission denied"),
     ],

@@ -133,7 +133,7 @@ def test_another_ladder_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         run(*arguments)
     capsys.readouterr()
-    assert "holds another ladder\n  expected: seed 0\n  got: seed 1" in error(*arguments, "--seed", "1")
+    assert "holds another ladder; expected: seed 0; got: seed 1" in error(*arguments, "--seed", "1")
     assert not capsys.readouterr().out
     with pytest.raises(SystemExit):
         run(*arguments, "--seed", "1", "--fresh")

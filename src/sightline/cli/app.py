@@ -36,11 +36,11 @@ for _name in COMMANDS:
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """Run one command. What goes wrong is one clear message on stderr and a non-zero exit, never a traceback."""
+    """Run one command. What goes wrong is one clear line on stderr and a non-zero exit, never a traceback."""
     try:
         app(arguments, prog_name="sightline")
     except SightlineError as error:
-        sys.exit(f"sightline: {error}")
+        sys.exit(f"sightline: {'; '.join(line.strip() for line in str(error).splitlines() if line.strip())}")
     except BrokenPipeError:
         # Whoever read the output has gone (`| head`): nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
