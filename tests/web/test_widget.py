@@ -149,12 +149,11 @@ def test_the_widget_in_a_browser(browser: Browser, seen: Seen, carried: Carried)
     page.close()
 
 
-def test_seen_in_a_notebook_with_the_extension_shows_the_widget() -> None:
+def test_seen_in_a_notebook_shows_the_widget() -> None:
     import nbformat
     from nbclient import NotebookClient
 
     code = """
-%load_ext sightline.web.widget
 import torch, sightline as sl
 layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
 x = torch.randn(1, 12, 16)
@@ -168,3 +167,18 @@ seen
     assert "application/vnd.jupyter.widget-view+json" in output.data
     assert "<img" in output.data["text/html"], "a picture for readers without a kernel"
     assert "Seen(" in output.data["text/plain"]
+
+
+def test_seen_elsewhere_is_what_it_was(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    assert seen._repr_mimebundle_() == {}
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    from sightline.web import widget
+
+    widget._widget_class.cache_clear()
+    assert seen._repr_mimebundle_() == {}, "the table with pictures, where the extra is not installed"
+    monkeypatch.undo()
+    widget._widget_class.cache_clear()

@@ -12,6 +12,20 @@ dtypes, and each tensor when it is asked for.
 """
 
 from sightline.models.checkpoint import Checkpoint, CheckpointError, SpecialTokens, open_checkpoint
+from sightline.models.image_encoder import ImageEncoder
+from sightline.models.language_model import LanguageModel
 from sightline.models.load import load
+from sightline.models.sights import Sights
+from sightline.models.text_encoder import TextEncoder
 
-__all__ = ["load", "open_checkpoint", "Checkpoint", "CheckpointError", "SpecialTokens"]
+__all__ = [
+    "load",
+    "open_checkpoint",
+    "TextEncoder",
+    "LanguageModel",
+    "ImageEncoder",
+    "Sights",
+    "Checkpoint",
+    "CheckpointError",
+    "SpecialTokens",
+]

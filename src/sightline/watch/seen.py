@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError, SightlineError, explain
 from sightline.watch.shares import SHARES
 
 if TYPE_CHECKING:
@@ -230,6 +232,16 @@ class Seen:
         from sightline.watch.html import seen_html
 
         return seen_html(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        """In a notebook: the explorer, where it is installed. The table with pictures stays beside it."""
+        if "ipykernel" not in sys.modules or not self.layers:
+            return {}
+        try:
+            # Asked for by name: watching does without it.
+            return importlib.import_module("sightline.web.widget").mimebundle(self)
+        except (ImportError, SightlineError):
+            return {}
 
 
 def _few(names: list[str]) -> str:

@@ -24,7 +24,7 @@ HEIGHT = 640
 
 
 def explorer(seen: Seen, height: int = HEIGHT) -> Any:
-    """A widget that shows a watched run; after `%load_ext sightline.web.widget` a run at the end of a cell does.
+    """A widget that shows a watched run, as a run at the end of a cell does by itself.
 
     >>> import torch
     >>> import sightline as sl
@@ -42,21 +42,8 @@ def explorer(seen: Seen, height: int = HEIGHT) -> Any:
     return _widget_class()(seen, height)
 
 
-def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext sightline.web.widget`: from then on a run at the end of a cell is shown as the widget."""
-    _widget_class()  # what is missing is said here, not with every output
-    shell.display_formatter.mimebundle_formatter.for_type(Seen, mimebundle)
-
-
-def unload_ipython_extension(shell: Any) -> None:
-    """Show runs as tables with pictures again."""
-    shell.display_formatter.mimebundle_formatter.pop(Seen, None)
-
-
-def mimebundle(seen: Seen, **_: object) -> dict[str, Any]:
+def mimebundle(seen: Seen) -> dict[str, Any]:
     """The widget as one kind of output; the run's own HTML stays beside it for readers without a kernel."""
-    if not seen.layers:
-        return {}
     found = explorer(seen)._repr_mimebundle_()
     bundle = (found[0] if isinstance(found, tuple) else found) or {}
     return {kind: value for kind, value in bundle.items() if "widget" in kind}
