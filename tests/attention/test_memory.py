@@ -1,4 +1,4 @@
-"""The streaming backend at 32,768 tokens, 8 heads of 64, in a process of its own: memory is linear in the context."""
+"""The streaming backend at many tokens, 8 heads of 64, in a process of its own: memory is linear in the context."""
 
 from __future__ import annotations
 
@@ -73,5 +73,6 @@ def test_a_forward_pass_by_tiles_needs_at_most_300_mib():
 
 
 def test_a_backward_pass_is_linear_in_the_context():
-    inputs = 3 * 8 * 32_768 * 64 * 4 / 2**20
-    assert beyond("dict(mask=sl.window(256))", backward=True) < 3 * inputs + 300
+    # The map of 8 heads of 16,384 tokens would take 8 GiB.
+    inputs = 3 * 8 * 16_384 * 64 * 4 / 2**20
+    assert beyond("dict(mask=sl.window(256))", backward=True, tokens=16_384) < 3 * inputs + 300

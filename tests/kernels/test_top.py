@@ -67,12 +67,12 @@ def test_neighbours_that_take_all_attention():
     assert torch.equal(fast[0], slow[0])
 
 
-@pytest.mark.parametrize("n", [1, 3, 8, 32])
+@pytest.mark.parametrize("n", [1, 8])
 def test_bins_of_several_tiles(n, monkeypatch):
     from sightline.kernels import top
 
     monkeypatch.setattr(top, "bins_for", lambda *_: 4)
-    q, k = torch.randn(1, 2, 40, 16, device=DEVICE), torch.randn(1, 2, 700, 16, device=DEVICE)
+    q, k = torch.randn(1, 1, 40, 16, device=DEVICE), torch.randn(1, 1, 600, 16, device=DEVICE)
     slow, fast = both(q, k, n, mask=sl.causal())
     assert torch.equal(fast[0], slow[0])
     torch.testing.assert_close(fast[1], slow[1], rtol=1e-5, atol=1e-7)
