@@ -23,7 +23,7 @@ def tiles_of(draw, length: int) -> np.ndarray:
     return np.array([0, *sorted(inner), length])
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(drawn)
 def test_the_mask_is_the_table_it_means(case):
     shape, (mask, table) = case
@@ -32,7 +32,7 @@ def test_the_mask_is_the_table_it_means(case):
     assert torch.equal(mask.to_dense(shape.queries, shape.keys).expand(shape.full), table)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(drawn, st.data())
 def test_every_tile_is_a_slice_of_the_whole(case, data):
     shape, (mask, table) = case
@@ -43,7 +43,7 @@ def test_every_tile_is_a_slice_of_the_whole(case, data):
             assert torch.equal(tile.expand(part.shape), part)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(drawn, st.data())
 def test_empty_and_full_are_true_of_every_cell(case, data):
     shape, (mask, table) = case
@@ -58,7 +58,7 @@ def test_empty_and_full_are_true_of_every_cell(case, data):
             assert not (kinds[i, j] == FULL and not part.all())
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(drawn)
 def test_visible_counts_the_keys_of_each_row(case):
     shape, (mask, table) = case
@@ -75,7 +75,7 @@ def test_visible_counts_over_several_tiles(data):
     assert torch.equal(count.expand(shape.full[:-1]), table.sum(-1))
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(drawn)
 def test_the_rule_for_cells_is_the_table_cell_by_cell(case):
     shape, (mask, table) = case

@@ -65,7 +65,7 @@ simple = st.tuples(st.integers(0, 70), st.integers(0, 70)).flatmap(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(simple, st.integers(1, 20), st.integers(1, 20))
 def test_kinds_are_exact(case, height, width):
     (queries, keys), (mask, table) = case
