@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from by_path import module_at
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -21,12 +23,7 @@ def nav() -> list[str]:
 
 
 def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(DOCS / "hooks.py")
 
 
 def test_every_page_is_in_the_menu_once() -> None:

@@ -6,6 +6,7 @@ import io
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -361,14 +362,24 @@ def test_masked_zero_and_below_the_floor_differ(visit: Visit, live: Live) -> Non
 # The ways through it
 
 
-def test_type_a_text_and_run_it(browser: Browser, tmp_path: Path) -> None:
-    models = Models(["minilm"])
+@contextmanager
+def asking(browser: Browser, model: str) -> Iterator[tuple[Visit, Service]]:
+    """A page that has no run yet, and a server with a model."""
+    models = Models([model])
     service = Service(performer(models, lambda run: service.library.add(run)), name_order, models)
     server = Live(service)
     visit = Visit(browser, server.base)
     try:
+        visit.page.goto(server.base)
+        yield visit, service
+    finally:
+        visit.close()
+        server.close()
+
+
+def test_type_a_text_and_run_it(browser: Browser) -> None:
+    with asking(browser, "minilm") as (visit, _):
         page = visit.page
-        page.goto(server.base)
         page.wait_for_selector(".composer.alone")
         assert page.locator("textarea").input_value() == SENTENCE
         page.fill("textarea", "")
@@ -396,19 +407,11 @@ def test_type_a_text_and_run_it(browser: Browser, tmp_path: Path) -> None:
         page.click(".progress >> text=Dismiss")
         page.click("button[aria-label='close this run']")
         page.wait_for_selector(".composer.alone")
-    finally:
-        visit.close()
-        server.close()
 
 
 def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
-    models = Models(["smollm2"])
-    service = Service(performer(models, lambda run: service.library.add(run)), name_order, models)
-    server = Live(service)
-    visit = Visit(browser, server.base)
-    try:
+    with asking(browser, "smollm2") as (visit, service):
         page = visit.page
-        page.goto(server.base)
         page.fill("textarea", "The kids were scared of the lions, so")
         page.fill("input[aria-label='tokens to generate']", "30")
         page.click("text=Run")
@@ -430,9 +433,6 @@ def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
         run = service.run(service.library.listed()[0]["id"])
         assert not run.growing
         assert sizes[-1] == len(run.tokens) > 20
-    finally:
-        visit.close()
-        server.close()
 
 
 def test_on_a_phone_the_first_tap_points_and_the_second_pins(browser: Browser, live: Live) -> None:

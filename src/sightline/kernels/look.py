@@ -274,7 +274,7 @@ def look(
     what `tiles_seen` gives for these arguments, if known.
 
     `want` names out of entropy, max_score, distance, total, received, sums, maxima; entropy and distance are sums of
-    w log w (negated) and w |i - j|, not yet divided by the total. With max_score comes `largest`
+    w log w and w |i - j|, not yet divided by the total. With max_score comes `largest`
     `[batch, heads, bins, queries]`: the largest log2 of a weight, negated, in each of `bins` stretches of columns, and
     where these begin and end, `bin_edges` `[bins + 1]`.
     """
@@ -340,7 +340,7 @@ def look(
         num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
     )  # fmt: skip
     for name, unit in (
-        ("entropy", -LN2 / fixed_entropy),
+        ("entropy", LN2 / fixed_entropy),
         ("distance", 1 / fixed_distance),
         ("total", 1 / fixed),
         ("sums", 1 / fixed),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sightline.lens.accumulators import finish_rows
 from sightline.masks import Band, Dense, Padding, Prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
@@ -143,23 +144,7 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     for request in tops:
         rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table", "starts")}
         found[request] = tuple(map(shaped, top(q, k, lse, largest, edges, width, request.n, **rules)))
-    _divide(found)
-    return found, grids
-
-
-def _divide(found: dict[Any, Any]) -> None:
-    """Entropy and distance of the weights divided by their sum, where there are sinks."""
-    total = found.get("total")
-    if "entropy" in found:
-        entropy = found["entropy"]
-        if total is not None:
-            some = total.clamp_min(torch.finfo(total.dtype).tiny)
-            entropy = torch.where(total > 0, some.log() + entropy / some, 0.0)
-        found["entropy"] = entropy.clamp_min(0.0)
-    if "distance" in found and total is not None:
-        found["distance"] = torch.where(
-            total > 0, found["distance"] / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0
-        )
+    return finish_rows(found, None), grids
 
 
 def _masks(call: Call) -> dict[str, Any] | None:
