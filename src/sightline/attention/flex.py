@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sightline.attention.fused import with_sinks
-from sightline.masks import EMPTY, FULL, edges
+from sightline.attention.kept import Kept
+from sightline.masks import EMPTY, FULL, Mask, edges
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -110,28 +111,33 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
 
 def _block_mask(call: Call) -> Any:
     """Which blocks of keys each block of queries visits, from the mask's own kinds of tiles."""
-    if call.mask is None:
-        return None
+    s = call.sizes
+    return None if call.mask is None else _blocks(call.mask, s.batch, s.queries, s.keys, call.device)
+
+
+def _make_blocks(mask: Mask, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    s = call.sizes
-    kinds = torch.from_numpy(call.mask.kinds(edges(s.queries, _BLOCK), edges(s.keys, _BLOCK), s.queries, s.keys))
+    kinds = torch.from_numpy(mask.kinds(edges(queries, _BLOCK), edges(keys, _BLOCK), queries, keys))
     # A block that reaches beyond the last key or query must be looked at cell by cell.
-    if s.queries % _BLOCK:
+    if queries % _BLOCK:
         kinds[-1] = kinds[-1].clamp_max(1)
-    if s.keys % _BLOCK:
+    if keys % _BLOCK:
         kinds[:, -1] = kinds[:, -1].clamp_max(1)
     mixed, full = ((kinds != EMPTY) & (kinds != FULL)), kinds == FULL
 
     def listed(which: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.sort(which.int(), dim=-1, descending=True, stable=True).indices
         count = which.sum(-1)
-        return count[None, None].to(call.device, torch.int32), order[None, None].to(call.device, torch.int32)
+        return count[None, None].to(device, torch.int32), order[None, None].to(device, torch.int32)
 
     return BlockMask.from_kv_blocks(
         *listed(mixed),
         *listed(full),
         BLOCK_SIZE=_BLOCK,
-        mask_mod=call.mask.mod(s.batch, s.queries, s.keys, call.device),
-        seq_lengths=(s.queries, s.keys),
+        mask_mod=mask.mod(batch, queries, keys, device),
+        seq_lengths=(queries, keys),
     )
+
+
+_blocks: Kept[Any] = Kept(_make_blocks)

@@ -2,7 +2,8 @@
 
 It can express softmax attention without mask, with torch's causal mask, or with a table that is already there
 (a dense mask or bias, or padding, which is one row per sequence). A rule such as a window would have to be
-written out as queries x keys first, which this backend refuses to do by itself.
+written out as queries x keys first, which this backend does only on a GPU and only for short sequences, where calling
+FlexAttention takes longer than attention itself.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.masks import Band, Dense, Padding
+from sightline.attention.blind import blind_rows, find
+from sightline.attention.kept import Kept
+from sightline.masks import Band, Dense, Mask, Padding
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
     from sightline.attention.call import Call
+
+
+# Cells of a table that is written out from a rule.
+_SHORT = 1 << 23
 
 
 def refuses(call: Call) -> str | None:
@@ -36,8 +43,12 @@ def refuses(call: Call) -> str | None:
     mask = call.mask
     if mask is None or isinstance(mask, Dense | Padding) or sees_all(call):
         return None
+    if is_causal(call) and call.bias is None:
+        return None
+    if call.device.type == "cuda" and math.prod(call.sizes.batch) * call.sizes.queries * call.sizes.keys <= _SHORT:
+        return None
     if is_causal(call):
-        return "SDPA takes its causal flag or a bias, not both" if call.bias is not None else None
+        return "SDPA takes its causal flag or a bias, not both"
     return f"SDPA would need the mask {mask} written out as queries x keys"
 
 
@@ -75,27 +86,42 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
     if not causal and mask is not None and not isinstance(mask, Tensor | Padding):
         return None
     try:
-        shape, dtype, device = q.shape, q.dtype, q.device
-        alike = shape == k.shape == v.shape and dtype == k.dtype == v.dtype and device == k.device == v.device
+        shape, keys, dtype, device = q.shape, k.shape, q.dtype, q.device
+        alike = keys == v.shape and dtype == k.dtype == v.dtype and device == k.device == v.device
         if not alike or len(shape) != 4 or not dtype.is_floating_point or not q.numel():
             return None
     except AttributeError:
         return None  # not tensors
+    grouped = shape != keys
+    if grouped and not (_groups(shape, keys) and (device.type == "cpu" or dtype in _HALF)):
+        return None
     if torch.is_autocast_enabled(device.type):
         return None
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     if causal or mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    if not q.is_cpu:
-        return None  # a row that sees nothing is not 0 there by itself
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
     length = shape[-2]
     if isinstance(mask, Padding):
         mask.check(tuple(shape[:1]), shape[1], length, length, device)
         mask = mask.row(length, device)
     elif mask.shape != (length, length) or mask.dtype != torch.bool or mask.device != device:
         return None
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    return out if q.is_cpu else _nothing_to_blind(out, blind_rows(mask))
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _groups(shape: torch.Size, keys: torch.Size) -> bool:
+    """Whether queries differ from keys in a multiple of their heads alone."""
+    return len(keys) == 4 and shape[0] == keys[0] and shape[2:] == keys[2:] and keys[1] > 0 and shape[1] % keys[1] == 0
+
+
+def _nothing_to_blind(out: Tensor, rows: Tensor | None) -> Tensor:
+    """Some CUDA kernels average all values for a row that sees none."""
+    return out if rows is None else out.masked_fill(rows.expand(out.shape[:-1])[..., None], 0.0)
 
 
 def run(call: Call) -> Float[Tensor, "*batch heads queries value_dim"]:
@@ -112,8 +138,7 @@ def run(call: Call) -> Float[Tensor, "*batch heads queries value_dim"]:
         enable_gqa=ready.grouped,
     )
     if ready.table is not None and call.device.type == "cuda":
-        # Some CUDA kernels average all values for a row that sees none.
-        out = out.masked_fill(_sees_nothing(ready, out.shape[:-1])[..., None], 0.0)
+        out = _nothing_to_blind(out, _blind(call, ready))
     return _finish(call, out)
 
 
@@ -130,8 +155,10 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
     if kernel is None or any(t.stride(-1) != 1 for t in (ready.q, ready.k, ready.v)):
         return None
     out, lse = kernel(ready, call.scale)
-    if ready.table is not None:
-        hidden = _sees_nothing(ready, lse.shape)
+    hidden = None if ready.table is None else _blind(call, ready)
+    if hidden is not None:
+        # Of such rows the kernels give an lse, and on CUDA an output, as they please.
+        hidden = hidden.expand(lse.shape)
         lse, out = lse.masked_fill(hidden, -torch.inf), out.masked_fill(hidden[..., None], 0.0)
     return _finish(call, out), lse.reshape(*s.batch, s.heads, s.queries)
 
@@ -154,7 +181,7 @@ def _prepare(call: Call) -> _Ready:
     causal = mask is not None and is_causal(call)
     table = None
     if mask is not None and not causal and not sees_all(call):
-        table = mask.tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, call.device)
+        table = _table(mask, call)
     if call.bias is not None:
         bias = call.bias.to(_table_dtype(call))  # type: ignore[union-attr]
         table = bias if table is None else torch.where(table, bias, -torch.inf)
@@ -164,7 +191,7 @@ def _prepare(call: Call) -> _Ready:
     if table is not None:
         table = _two_or_four_axes(table, s.batch)
     grouped = s.heads != s.kv_heads
-    if grouped and call.device.type == "cuda" and call.q.dtype not in (torch.float16, torch.bfloat16):
+    if grouped and call.device.type == "cuda" and call.q.dtype not in _HALF:
         # Only the half-precision CUDA kernels know grouped heads; the others would fall back to the whole map.
         k, v, grouped = k.repeat_interleave(s.groups, -3), v.repeat_interleave(s.groups, -3), False
     if s.dim != s.value_dim and call.device.type == "cpu":
@@ -174,9 +201,34 @@ def _prepare(call: Call) -> _Ready:
     return _Ready(q, k, v, table, causal, grouped)
 
 
+def _blind(call: Call, ready: _Ready) -> Tensor | None:
+    """Rows of a call that see no key, broadcastable to [batch, heads, queries]; None if there are none."""
+    assert ready.table is not None
+    s, mask = call.sizes, call.mask
+    if mask is None or call.bias is not None:
+        return find(ready.table)
+    rows = blind_rows(_table(mask, call))
+    if rows is None or len(s.batch) == 1:
+        return rows
+    return rows.expand(*s.batch, s.heads, -1).reshape(math.prod(s.batch), s.heads, -1)
+
+
+def _table(mask: Mask, call: Call) -> Tensor:
+    """A mask as a table: the same one for the same mask, so that what is found out about it is known next time."""
+    s = call.sizes
+    if isinstance(mask, Dense):
+        return mask.table
+    if isinstance(mask, Padding):
+        return mask.row(s.keys, call.device)
+    return _written(mask, s.queries, s.keys, call.device)
+
+
+_written: Kept[Tensor] = Kept(lambda mask, q, k, device: mask.tile(slice(0, q), slice(0, k), q, k, device))
+
+
 def _table_dtype(call: Call) -> torch.dtype:
     """On the CPU a bias for half-precision q may stay in float32."""
-    half = call.q.dtype in (torch.float16, torch.bfloat16)
+    half = call.q.dtype in _HALF
     fine = isinstance(call.bias, Tensor) and call.bias.dtype in (torch.float32, torch.float64)
     return torch.float32 if half and fine and call.device.type == "cpu" else call.q.dtype
 
@@ -254,10 +306,3 @@ def _cuda_efficient(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
         ready.q, ready.k, ready.v, table, True, 0.0, ready.causal, scale=scale
     )
     return out, lse[..., : ready.q.shape[-2]]
-
-
-def _sees_nothing(ready: _Ready, shape: torch.Size) -> Tensor:
-    """Rows without a visible key, whose lse (and on CUDA output) the kernels give as they please."""
-    assert ready.table is not None
-    seen = ready.table.any(-1) if ready.table.dtype == torch.bool else (ready.table > -torch.inf).any(-1)
-    return ~seen.expand(shape)

@@ -7,7 +7,7 @@ True always means "may attend". Positions are aligned at the end: query `i` stan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,17 @@ class Mask:
 
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         """Raise if the mask does not fit a call of these sizes."""
+
+    def state(self) -> Hashable | None:
+        """A value that changes when the mask does, for keeping what was made from it; None if that cannot be told.
+
+        It holds for as long as the mask lives. Tensors are known by their identity and the count of their changes.
+
+        >>> import sightline as sl
+        >>> sl.window(4).state() == sl.window(4).state(), sl.window(4).state() == sl.window(5).state()
+        (True, False)
+        """
+        return None
 
     def kind(self, rows: slice, columns: slice, queries: int, keys: int) -> str:
         """Whether a rectangle is `"empty"`, `"full"` or `"mixed"`.
@@ -133,6 +144,10 @@ class _Pair(Mask):
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         self.left.check(batch, heads, queries, keys, device)
         self.right.check(batch, heads, queries, keys, device)
+
+    def state(self) -> Hashable | None:
+        both = self.left.state(), self.right.state()
+        return None if None in both else (self.sign, *both)
 
     def __repr__(self) -> str:
         return f"({self.left} {self.sign} {self.right})"
@@ -205,6 +220,10 @@ class Not(Mask):
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         self.mask.check(batch, heads, queries, keys, device)
 
+    def state(self) -> Hashable | None:
+        inner = self.mask.state()
+        return None if inner is None else ("~", inner)
+
     def __repr__(self) -> str:
         return f"~{self.mask}"
 
@@ -227,6 +246,23 @@ def spans(edges: np.ndarray) -> list[slice]:
     """
     stops = edges.tolist()
     return [slice(a, b) for a, b in pairwise(stops)]
+
+
+def state_of(name: str, *tensors: Tensor | None) -> Hashable | None:
+    """The state of a mask that is made of tensors; None if one of them does not count its changes."""
+    given = [t for t in tensors if t is not None]
+    if any(t.is_inference() for t in given):
+        return None
+    return (name, *((id(t), t._version) for t in given))
+
+
+def may_keep() -> bool:
+    """Whether tensors made now can be kept for later: not those of a graph, a transformation or a dispatch mode."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
 
 
 def as_mask(mask: object) -> Mask:

@@ -11,14 +11,14 @@ documents([0, 0, 1, 1])     padding([3]) over 5 keys
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from sightline.errors import InputError, InputTypeError, explain
-from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod
+from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod, may_keep, state_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -81,6 +81,9 @@ class Documents(Mask):
                 )
             )
 
+    def state(self) -> Hashable | None:
+        return state_of("documents", self.ids, self.key_ids)
+
     def __repr__(self) -> str:
         return f"documents({_shape(self.ids)}" + (")" if self.key_ids is None else f", {_shape(self.key_ids)})")
 
@@ -96,12 +99,13 @@ class Padding(Mask):
         """Which keys are real, `[*batch, 1, 1, keys]`: the whole mask in one row, kept for the next layer."""
         source = self.lengths if self.real is None else self.real
         assert source is not None
-        # A row made in inference mode could not be trained with later, and such tensors do not count their changes.
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or source.is_inference():
+        # Tensors of inference mode do not count their changes.
+        if not may_keep() or source.is_inference():
             return self.tile(slice(0, 1), slice(0, keys), 1, keys, device)
         state = (keys, device, source._version)  # the lengths may have been changed in place since
         if self._kept is None or self._kept[:3] != state:
-            self._kept = (*state, self.tile(slice(0, 1), slice(0, keys), 1, keys, device))
+            with torch.inference_mode(False):  # a row made in inference mode could not be trained with later
+                self._kept = (*state, self.tile(slice(0, 1), slice(0, keys), 1, keys, device))
         return self._kept[3]
 
     def _columns(self, columns: slice, device: torch.device | str) -> Tensor:
@@ -161,6 +165,9 @@ class Padding(Mask):
                     hint="lengths count the real keys of each sequence",
                 )
             )
+
+    def state(self) -> Hashable | None:
+        return state_of("padding", self.lengths, self.real)
 
     def __repr__(self) -> str:
         return f"padding({_shape(self.lengths if self.real is None else self.real)})"

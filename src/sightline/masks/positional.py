@@ -82,6 +82,9 @@ class Band(Mask):
         first, stop = self.intervals(queries, keys, device)
         return (stop - first).clamp_min(0)
 
+    def state(self) -> Band:
+        return self
+
     def __and__(self, other: Mask) -> Mask:
         # Two bands with the same alignment are one band.
         if isinstance(other, Band) and other.align == self.align:
@@ -127,6 +130,9 @@ class Prefix(Mask):
 
     def visible(self, queries: int, keys: int, device: torch.device) -> Tensor:
         return self.intervals(queries, keys, device)[1]
+
+    def state(self) -> Prefix:
+        return self
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prefix) and self.n == other.n
