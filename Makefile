@@ -39,8 +39,9 @@ demo: $(RUN) $(PAGE) ## a trained model on a sentence: an account of its attenti
 	@$(BIN)/sightline look $(DEMO_TEXT) --model minilm --out $(VENV)/demo
 	@echo && $(BIN)/sightline serve $(VENV)/demo --port $(PORT)
 
+# Many tests start a Python of their own: it must find compiled what was imported before, whatever the environment says.
 test: check $(PAGE) $(CHROMIUM) ## make check, then every test and every example in the documentation
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 check: $(DEV) ## lint, formatting and types
 	$(BIN)/ruff check .
