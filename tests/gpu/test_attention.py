@@ -111,7 +111,7 @@ def test_which_backend():
     q, k, v = draw(torch.bfloat16)
     assert sl.which_backend(q, k, v, mask=sl.causal()).backend == "sdpa"
     assert sl.which_backend(q, k, v, mask=sl.window(9)).backend == "sdpa", "short: written out"
-    assert sl.which_backend(*draw(torch.bfloat16, 4096), mask=sl.window(9)).backend == "flex"
+    assert sl.which_backend(*draw(torch.bfloat16, 4096, 4096), mask=sl.window(9)).backend == "flex"
     assert sl.which_backend(q, k, v, normalizer="relu").backend == "streaming"
 
 

@@ -7,7 +7,6 @@ could become wrong, they are set to 0 in every call.
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +14,28 @@ from torch import Tensor
 from sightline.masks.base import may_keep
 
 
-class _Asked(NamedTuple):
-    table: weakref.ref[Tensor]
-    version: int
-    rows: Tensor
-    some: Tensor  # one boolean, on its way to the CPU
-    there: torch.cuda.Event | None
+class _Asked:
+    """What is known of one table as it was."""
+
+    __slots__ = ("rows", "some", "table", "there", "version")
+
+    def __init__(self, table: Tensor) -> None:
+        self.table, self.version = weakref.ref(table), table._version
+        self.rows: Tensor | None = find(table)
+        some = self.rows.any()
+        self.there: torch.cuda.Event | None = None
+        if table.is_cuda:
+            some = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(some, non_blocking=True)
+            self.there = torch.cuda.Event()
+            self.there.record(torch.cuda.current_stream(table.device))
+        self.some = some  # one boolean, perhaps still on its way to the CPU
+        self.look()
+
+    def look(self) -> None:
+        """Forget the rows if the answer is here, and there are none."""
+        if self.there is None or self.there.query():
+            self.there = None
+            self.rows = self.rows if self.some else None
 
 
 _asked: dict[int, _Asked] = {}
@@ -36,35 +51,21 @@ def blind_rows(table: Tensor) -> Tensor | None:
     >>> blind_rows(torch.ones(2, 2, dtype=torch.bool)) is None
     True
     """
-    if not may_keep() or table.is_inference() or _capturing(table):
+    if not may_keep() or table.is_inference() or (table.is_cuda and torch.cuda.is_current_stream_capturing()):
+        # In a recording the table may be another one when it is played.
         return find(table)
     known = _asked.get(id(table))
     if known is None or known.table() is not table or known.version != table._version:
-        known = _ask(table)
-    if known.there is not None and not known.there.query():
-        return known.rows
-    return known.rows if known.some else None
+        with torch.inference_mode(False), torch.no_grad():
+            known = _Asked(table)
+        while len(_asked) >= _MOST:
+            _asked.pop(next(iter(_asked)), None)
+        _asked[id(table)] = known
+    elif known.there is not None:
+        known.look()
+    return known.rows
 
 
 def find(table: Tensor) -> Tensor:
     """Rows without a visible key."""
     return ~(table if table.dtype == torch.bool else table > -torch.inf).any(-1)
-
-
-def _ask(table: Tensor) -> _Asked:
-    with torch.inference_mode(False), torch.no_grad():
-        rows = find(table)
-        some, there = rows.any(), None
-        if table.is_cuda:
-            some = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(some, non_blocking=True)
-            there = torch.cuda.Event()
-            there.record(torch.cuda.current_stream(table.device))
-    while len(_asked) >= _MOST:
-        _asked.pop(next(iter(_asked)), None)
-    _asked[id(table)] = known = _Asked(weakref.ref(table), table._version, rows, some, there)
-    return known
-
-
-def _capturing(table: Tensor) -> bool:
-    """Whether the call is being recorded, and the table may be another one when it is played."""
-    return table.is_cuda and torch.cuda.is_current_stream_capturing()
