@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -49,13 +50,37 @@ def test_a_notebook_is_small_and_clean(path: Path) -> None:
     assert "assert" in book.cells[-1].source
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# As in a new kernel: no names, nothing of ours imported, and the random numbers from their start.
+AS_NEW = """
+import sys, torch
+for name in [name for name in sys.modules if name.partition(".")[0] == "sightline"]:
+    del sys.modules[name]
+torch.set_rng_state(torch.Generator().get_state())
+%reset -f
+"""
+
+
+@pytest.fixture(scope="module")
+def notebooks() -> Iterator[NotebookClient]:
+    """One kernel for all notebooks: most of the time of a short one would go into importing torch and matplotlib."""
     # The kernel is a process of its own; one thread, as the tests have, and no look into the user's settings.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+        started = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import sightline, torch")])
+        resources = {"metadata": {"path": str(EXAMPLES)}}
+        client = NotebookClient(started, timeout=240, kernel_name="python3", resources=resources)
+        client.execute(cleanup_kc=False)
+        yield client
+        client._cleanup_kernel()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, notebooks: NotebookClient) -> None:
     book = nbformat.read(path, as_version=4)
-    NotebookClient(book, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    for cells in (nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(AS_NEW)]), book):
+        notebooks.nb = cells
+        notebooks.execute(cleanup_kc=False)
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) >= 2
