@@ -65,10 +65,10 @@ def test_a_step_is_what_the_decoder_computes(kind: str, padded: bool, tmp_path: 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_step_in_other_precisions(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = loaded("llama", tmp_path).to(dtype)  # weights are no longer side by side
+    model = loaded("llama", tmp_path).to(dtype)  # gate and up are no longer side by side
     step, ids = Step.of(model.decoder), ids_of(1, 6)
     assert step is not None
-    assert len(step.layers[0].qkv) == 3
+    assert (len(step.layers[0].qkv), len(step.layers[0].up)) == (1, 2)
     slow, fast = model.decoder.new_cache(), model.decoder.new_cache()
     with torch.inference_mode():
         x = model.embedding(ids)

@@ -8,8 +8,6 @@ names, shapes and values; some are views of larger blocks, and `t.contiguous()` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -69,6 +67,7 @@ def lay_out(model: nn.Module) -> None:
 
     >>> feed_forward = FeedForward(8, 32, gated=True)
     >>> lay_out(feed_forward)
+    >>> from sightline.nn.joined import side_by_side
     >>> side_by_side(feed_forward.gate, feed_forward.up)[0].shape
     torch.Size([64, 8])
     """
@@ -77,27 +76,3 @@ def lay_out(model: nn.Module) -> None:
         places = memory_for(model, parameters[0].dtype, parameters[0].device)
         for parameter in parameters:
             parameter.data = places[id(parameter)].copy_(parameter)
-
-
-def side_by_side(*linears: nn.Linear) -> tuple[Tensor, Tensor | None] | None:
-    """The weight and the bias of linear layers as one, if they lie side by side; nothing is copied."""
-    weight = _joined([linear.weight for linear in linears])
-    biases = [linear.bias for linear in linears]
-    if weight is None or len({b is None for b in biases}) > 1:
-        return None
-    if biases[0] is None:
-        return weight, None
-    bias = _joined(biases)
-    return None if bias is None else (weight, bias)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor | None:
-    first, end = parts[0], parts[0].storage_offset()
-    for part in parts:
-        fits = part.dtype == first.dtype and part.shape[1:] == first.shape[1:] and part.stride() == first.stride()
-        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not fits or not same or part.storage_offset() != end:
-            return None
-        end += len(part) * part.stride(0)
-    shape = (sum(len(part) for part in parts), *first.shape[1:])
-    return first.detach().as_strided(shape, first.stride(), first.storage_offset())

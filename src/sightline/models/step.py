@@ -16,13 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.masks import Band
-from sightline.models.layout import side_by_side
 from sightline.nn import Decoder, DecoderCache, DecoderLayer, FeedForward, MultiHeadAttention
 from sightline.nn.feedforward import ACTIVATIONS
+from sightline.nn.joined import Affine, side_by_side
 from sightline.positions import Learned, Rotary
 from sightline.positions.rotary import Turns
-
-Affine = tuple[Tensor, Tensor | None]
 
 
 class _Layer(NamedTuple):

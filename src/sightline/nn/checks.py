@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 def check_sequence(module: nn.Module, name: str, x: object, width: int) -> None:
     """Raise unless x is a floating tensor `[*batch, time, width]`."""
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2 and x.shape[-1] == width:
+        return
     who = type(module).__name__
     if not isinstance(x, Tensor):
         raise InputTypeError(

@@ -59,16 +59,16 @@ def read_attention(module: nn.MultiheadAttention) -> Taken:
                 )
             )
     weights: dict[str, nn.Parameter] = {}
-    if module.in_proj_weight is not None:
-        projections = [(module.in_proj_weight, part) for part in module.in_proj_weight.chunk(3)]
-    else:
-        projections = [(p, p) for p in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)]
     names = ("query", "key", "value")
-    for name, (whole, part) in zip(names, projections, strict=True):
-        weights[f"{name}.weight"] = _copy(part, whole)
+    if module.in_proj_weight is not None:
+        for name, part in zip(names, _parts(module.in_proj_weight), strict=True):
+            weights[f"{name}.weight"] = part
+    else:
+        for name, whole in zip(names, (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight), strict=True):
+            weights[f"{name}.weight"] = _copy(whole)
     if module.in_proj_bias is not None:
-        for name, part in zip(names, module.in_proj_bias.chunk(3), strict=True):
-            weights[f"{name}.bias"] = _copy(part, module.in_proj_bias)
+        for name, part in zip(names, _parts(module.in_proj_bias), strict=True):
+            weights[f"{name}.bias"] = part
     weights |= _state("output", module.out_proj)
     width = module.embed_dim
     options: dict[str, Any] = {"bias": module.in_proj_bias is not None}
@@ -146,11 +146,16 @@ def _activation(function: object) -> str:
 
 
 def _state(name: str, module: nn.Module) -> dict[str, nn.Parameter]:
-    return {f"{name}.{key}": _copy(parameter, parameter) for key, parameter in module.named_parameters()}
+    return {f"{name}.{key}": _copy(parameter) for key, parameter in module.named_parameters()}
 
 
-def _copy(part: Tensor, whole: Tensor) -> nn.Parameter:
-    return nn.Parameter(part.detach().clone(), requires_grad=whole.requires_grad)
+def _copy(parameter: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+
+
+def _parts(whole: Tensor) -> list[nn.Parameter]:
+    """The weights of three projections, side by side in memory as they were."""
+    return [nn.Parameter(part, requires_grad=whole.requires_grad) for part in whole.detach().clone().chunk(3)]
 
 
 def _expect(module: object, kind: type) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import normalizers
@@ -13,6 +15,7 @@ from sightline.nn.attends import Attends
 from sightline.nn.cache import KVCache
 from sightline.nn.checks import acts_on, check_positions_fit, check_sequence, share
 from sightline.nn.from_torch import build, read_attention
+from sightline.nn.joined import Affine, Joined, lay_side_by_side
 from sightline.positions import Alibi
 from sightline.positions.base import whole
 
@@ -98,7 +101,23 @@ class MultiHeadAttention(Attends):
         self.value = nn.Linear(self.memory_width[1], self.kv_heads * self.value_dim, bias=bias)
         self.output = nn.Linear(self.heads * self.value_dim, self.width, bias=bias)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if sinks else None
+        self._joined = Joined()
         self.reset_parameters()
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Queries, keys and values are one product where no gradients flow: their weights lie side by side."""
+        self._joined.forget()
+        if self.memory_width == (self.width, self.width):
+            lay_side_by_side(self.query, self.key, self.value)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """What `.to(…)`, `.cuda()`, `.half()` and the like do: parameters that move are laid out anew."""
+        before = self.query.weight.dtype, self.query.weight.device
+        super()._apply(fn, recurse)
+        if before != (self.query.weight.dtype, self.query.weight.device):
+            self._lay_out()
+        return self
 
     def reset_parameters(self) -> None:
         """Draw the weights anew, so that every projection keeps the variance of its input."""
@@ -147,17 +166,17 @@ class MultiHeadAttention(Attends):
                 put there at the first call and taken from there afterwards.
         """
         check_sequence(self, "x", x, self.width)
-        *batch, time, _ = x.shape
-        q = self.query(x).view(*batch, time, self.heads, self.head_dim).transpose(-3, -2)
+        time = x.shape[-2]
         if memory is None:
             for size in self.memory_width:
                 if size != self.width:
                     check_sequence(self, "memory (x, as none was given)", x, size)
-            k, v = self._project(x, x)
+            q, k, v = self._project_all(x)
             q, k = self._rotate(q, k, at, cache)
             if cache is not None:
                 k, v = _checked(cache).append(k, v)
         else:
+            q = self._split_heads(self.query(x), self.heads, self.head_dim)
             k, v = self._read(memory, at, cache)
         bias = self._with_positions(bias, time, k.shape[-2], x.device)
         z = self._attend(q, k, v, mask, bias)  # [*batch, heads, time, value_dim]
@@ -180,11 +199,29 @@ class MultiHeadAttention(Attends):
             backend=self.backend,
         )
 
+    def _project_all(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of one input, `[*batch, heads or kv_heads, time, dim]`."""
+        joined = None if torch.is_grad_enabled() else self._joined.of(self.query, self.key, self.value)
+        if joined is None:
+            return self._split_heads(self.query(x), self.heads, self.head_dim), *self._project(x, x)
+        return self._project_joined(x, joined)
+
+    def _project_joined(self, x: Tensor, joined: Affine) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
+        q, k, v = F.linear(x, *joined).split(sizes, -1)
+        return (
+            self._split_heads(q, self.heads, self.head_dim),
+            self._split_heads(k, self.kv_heads, self.head_dim),
+            self._split_heads(v, self.kv_heads, self.value_dim),
+        )
+
     def _project(self, for_keys: Tensor, for_values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, `[*batch, kv_heads, keys, dim]`."""
-        k = self.key(for_keys).view(*for_keys.shape[:-1], self.kv_heads, self.head_dim)
-        v = self.value(for_values).view(*for_values.shape[:-1], self.kv_heads, self.value_dim)
-        return k.transpose(-3, -2), v.transpose(-3, -2)
+        k = self._split_heads(self.key(for_keys), self.kv_heads, self.head_dim)
+        return k, self._split_heads(self.value(for_values), self.kv_heads, self.value_dim)
+
+    def _split_heads(self, x: Tensor, heads: int, dim: int) -> Tensor:
+        return x.view(*x.shape[:-1], heads, dim).transpose(-3, -2)
 
     def _read(self, memory: Memory, at: object, cache: KVCache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory; from the cache, if they are there."""
