@@ -11,23 +11,22 @@ from sightline.cli import app as cli
 from sightline.errors import InputError, explain
 
 
-def sightline(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from sightline.cli import main; main()", *arguments],
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in cli.COMMANDS)
+
+
+def test_an_unknown_command_is_refused() -> None:
+    """In a process of its own: nothing but the message is said, and the exit code tells of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from sightline.cli import main; main()", "no-such-command"],
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def test_help_lists_every_command() -> None:
-    done = sightline("--help")
-    assert done.returncode == 0
-    assert all(name in done.stdout for name in cli.COMMANDS)
-
-
-def test_an_unknown_command_is_refused() -> None:
-    done = sightline("no-such-command")
     assert done.returncode != 0
     assert "no-such-command" in done.stderr
     assert "Traceback" not in done.stderr
