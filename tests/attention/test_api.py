@@ -168,16 +168,17 @@ SEEN = {
 
 
 def of_what_is_read(q, k, v, visible, **options):
-    """The definition over the keys a row may see and no others, row by row."""
+    """The definition over the keys a row may see and no others; rows that see the same are computed together."""
     out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     groups = q.shape[-3] // k.shape[-3]
     for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            for i in range(q.shape[2]):
-                see = visible[b, h, i]
+        for g in range(k.shape[1]):
+            heads = slice(g * groups, (g + 1) * groups)
+            for see in visible[b, heads].flatten(0, 1).unique(dim=0):
                 if see.any():
-                    keys, values = k[b, h // groups][see], v[b, h // groups][see]
-                    out[b, h, i] = reference.matrix_view(q[b, h, i : i + 1], keys, values, **options)[0]
+                    rows = (visible[b, heads] == see).all(-1)
+                    seen = reference.matrix_view(q[b, heads][rows], k[b, g][see], v[b, g][see], **options)
+                    out[b, heads][rows] = seen
     return out
 
 
