@@ -43,19 +43,19 @@ def both(heads, kv_heads, queries, keys, dim=16, batch=1, dtype=torch.float32, r
     job = compute._plan(call, wanted)
     found = on_gpu.run(call, row, job)
     assert found is not None, "the kernel can do this"
-    return compute._by_walk(call, row, job), found
+    slow = compute._by_walk(call, row, job)
+    return [compute._with_pictures(call, job, *results) for results in (slow, found)]
 
 
 def assert_same(slow, fast, bound, all_of_them=True):
-    for expected, got in zip(slow, fast, strict=True):
-        assert not all_of_them or got.keys() >= expected.keys()
-        for name in got:
-            if name not in expected:
-                continue
-            a, b = expected[name].double(), got[name].double()
-            assert torch.equal(a == -torch.inf, b == -torch.inf), name
-            a, b = (t.masked_fill(t == -torch.inf, 0.0) for t in (a, b))
-            assert (a - b).abs().max() <= bound * a.abs().max().clamp_min(1.0), name
+    assert not all_of_them or fast.keys() >= slow.keys()
+    for name in fast:
+        if name not in slow:
+            continue
+        a, b = slow[name].double(), fast[name].double()
+        assert torch.equal(a == -torch.inf, b == -torch.inf), name
+        a, b = (t.masked_fill(t == -torch.inf, 0.0) for t in (a, b))
+        assert (a - b).abs().max() <= bound * a.abs().max().clamp_min(1.0), name
 
 
 IDS = torch.arange(40) // 17
@@ -105,16 +105,38 @@ def test_inputs_with_strides():
     job = compute._plan(call, ["received", "entropy"])
     found = on_gpu.run(call, row, job)
     assert found is not None
-    assert_same(compute._by_walk(call, row, job), found, bound=5e-6)
+    assert_same(compute._by_walk(call, row, job)[0], found[0], bound=5e-6)
 
 
 def test_the_same_bits_twice():
     first = both(1, 1, 40, 61, requests=PICTURES[:2], mask=sl.causal())[1]
     second = both(1, 1, 40, 61, requests=PICTURES[:2], mask=sl.causal())[1]
-    for one, other in zip(first, second, strict=True):
-        names = [name for name in one if name in other]
-        assert len(names) >= 2
-        assert all(torch.equal(one[name], other[name]) for name in names)
+    names = [name for name in first if name in second]
+    assert len(names) >= 6
+    assert all(torch.equal(first[name], second[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    "names", [["entropy"], ["distance"], ["max_score"], ["entropy", "distance", "max_score"]], ids=str
+)
+def test_rows_that_sum_to_one_by_themselves(names):
+    """Without a total: each statistic alone, and all of them."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 50, 16, device=DEVICE), torch.randn(1, 1, 41, 16, device=DEVICE)
+    for mask in (None, sl.causal()):
+        call = make_call(q, k, k, mask=mask)
+        row, job = rows_only(call), compute._plan(call, names)
+        found = on_gpu.run(call, row, job)[0]
+        assert found.keys() == set(names)
+        assert_same(compute._by_walk(call, row, job)[0], found, bound=5e-6)
+
+
+@pytest.mark.parametrize("mask", [None, sl.causal(), sl.window(9)], ids=str)
+def test_pixels_that_are_written_once(mask):
+    """As wide as what a thread sums at once: all of them, and also those that nobody sees."""
+    pictures = [sl.Picture(cell=(8, 8)), sl.Picture(cell=(16, 16)), sl.Picture(cell=(32, 32), reduce="sum")]
+    for picture in pictures:
+        assert_same(*both(1, 1, 64, 96, requests=[picture], mask=mask), bound=5e-6)
 
 
 @pytest.mark.parametrize(

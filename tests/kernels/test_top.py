@@ -25,10 +25,12 @@ def both(q, k, n, **options):
     """The keys and weights by the walk, and by the kernels: None if these leave it to the walk."""
     call = make_call(q, k, k, **options)
     row, request = rows_only(call), sl.Top(n)
-    job = compute._plan(call, [request])
+    job = compute._plan(call, [request, "max_score"])
     found = on_gpu.run(call, row, job)
     assert found is not None
-    return compute._by_walk(call, row, job)[0][request], found[0].get(request)
+    slow = compute._by_walk(call, row, job)[0]
+    torch.testing.assert_close(found[0]["max_score"], slow["max_score"], rtol=1e-5, atol=1e-5)
+    return slow[request], found[0].get(request)
 
 
 CASES = {

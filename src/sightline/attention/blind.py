@@ -43,16 +43,17 @@ _asked: dict[int, _Asked] = {}
 _MOST = 16
 
 
-def blind_rows(table: Tensor) -> Tensor | None:
+def blind_rows(table: Tensor, keep: bool | None = None) -> Tensor | None:
     """Which rows of a table (booleans, or what is added to the scores) see no key; None if there surely are none.
+
+    `keep` is what `may_keep` says, if it was asked already.
 
     >>> blind_rows(torch.tensor([[True, False], [False, False]]))
     tensor([False,  True])
     >>> blind_rows(torch.ones(2, 2, dtype=torch.bool)) is None
     True
     """
-    if not may_keep() or table.is_inference() or (table.is_cuda and torch.cuda.is_current_stream_capturing()):
-        # In a recording the table may be another one when it is played.
+    if not (may_keep() if keep is None else keep) or table.is_inference() or _recorded(table):
         return find(table)
     known = _asked.get(id(table))
     if known is None or known.table() is not table or known.version != table._version:
@@ -64,6 +65,11 @@ def blind_rows(table: Tensor) -> Tensor | None:
     elif known.there is not None:
         known.look()
     return known.rows
+
+
+def _recorded(table: Tensor) -> bool:
+    """Whether the call becomes part of a CUDA graph: the table may be another one when it is played."""
+    return table.is_cuda and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 def find(table: Tensor) -> Tensor:

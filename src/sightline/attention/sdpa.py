@@ -19,6 +19,7 @@ from torch import Tensor
 from sightline.attention.blind import blind_rows, find
 from sightline.attention.kept import Kept
 from sightline.masks import Band, Dense, Mask, Padding
+from sightline.masks.base import may_keep
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -91,17 +92,18 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
         grouped = shape != keys
         if grouped and not (_groups(shape, keys) and (q.is_cpu or q.dtype in _HALF)):
             return None
-        if torch._C._functorch.peek_interpreter_stack() is not None and not torch.compiler.is_compiling():
+        keep = may_keep()
+        if not keep and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             return None
         if mask is None or causal:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-        table = _table_of(mask, shape, q)
+        table = _table_of(mask, shape, q, keep)
         if table is None:
             return None
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=table, enable_gqa=grouped)
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
-    return out if q.is_cpu else _nothing_to_blind(out, blind_rows(table))
+    return out if q.is_cpu else _nothing_to_blind(out, blind_rows(table, keep))
 
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -113,7 +115,7 @@ def _groups(shape: torch.Size, keys: torch.Size) -> bool:
     return same and keys[1] > 0 and shape[1] % keys[1] == 0
 
 
-def _table_of(mask: Any, shape: torch.Size, q: Tensor) -> Tensor | None:
+def _table_of(mask: Any, shape: torch.Size, q: Tensor, keep: bool) -> Tensor | None:
     """The table of a mask that surely fits queries and keys of this shape."""
     length = shape[2]
     if isinstance(mask, Tensor):
@@ -121,7 +123,7 @@ def _table_of(mask: Any, shape: torch.Size, q: Tensor) -> Tensor | None:
     if isinstance(mask, Padding):
         if (mask.longest or 0) > length or (mask.real is not None and mask.real.shape[-1] != length):
             return None
-        row = mask.row(length, q.device)
+        row = mask.row(length, q.device, keep)
         return row if row.dim() == 4 and row.shape[0] in (1, shape[0]) else None
     if isinstance(mask, Band) and q.is_cuda and shape[0] * length * length <= _SHORT:
         return _written(mask, length, length, q.device)

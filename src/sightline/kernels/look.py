@@ -25,6 +25,7 @@ from sightline.kernels.layout import Slots, Tiling, chunks, cut, default_tiling,
 from sightline.kernels.tile import (
     HIDDEN,
     away,
+    by_pixel,
     by_thread,
     cells,
     fold,
@@ -40,6 +41,8 @@ LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 # The largest negated log2 of a weight that a row has seen, before it has seen any: a pattern no float reaches.
 NOTHING = 0x7FFFFFFF
+# Rows that a program prepares and finishes.
+_ROWS = 1024
 
 
 @triton.jit
@@ -49,7 +52,7 @@ def _look(
     q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim,
     interval_batch, seen_batch, table_batch, table_head, table_row, table_column,
     bias_batch, bias_head, bias_row, bias_column,
-    heads, groups, queries, keys, scale2, cap2, fixed, fixed_entropy, fixed_distance, bin_parts,
+    heads, groups, queries, keys, scale2, cap2, fixed, fixed_entropy, fixed_distance, pixel_unit, bin_parts,
     row_start, row_length, row_pixel, row_bins, tiles_per_chunk, column_start, column_slots, column_pixel, column_bins,
     D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr,
     ROW_E: tl.constexpr, COLUMN_E: tl.constexpr, GC: tl.constexpr, APART: tl.constexpr,
@@ -57,7 +60,8 @@ def _look(
     SOFTCAP: tl.constexpr,
     WANT_ENTROPY: tl.constexpr, WANT_LARGEST: tl.constexpr, WANT_DISTANCE: tl.constexpr, WANT_TOTAL: tl.constexpr,
     WANT_RECEIVED: tl.constexpr, WEIGHTED: tl.constexpr, WANT_SUMS: tl.constexpr, WANT_MAXIMA: tl.constexpr,
-    BINS: tl.constexpr, PRECISION: tl.constexpr,
+    BINS: tl.constexpr, ONE_BIN: tl.constexpr, ONE_PIXEL: tl.constexpr, PER_ROW: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = BM // 2
     G: tl.constexpr = BN // GC
@@ -200,7 +204,11 @@ def _look(
                         least_ok = row_ok[:, None] & (least < 1.0e29)
                         bin = map_id * BINS + (block * 2 + tl.arange(0, 2)) // bin_parts
                         to = LARGEST + bin[None, :] * queries + row[:, None]
-                        tl.atomic_min(to, least.to(tl.int32, bitcast=True), mask=least_ok, sem="relaxed")
+                        bits = least.to(tl.int32, bitcast=True)
+                        if ONE_BIN:
+                            tl.store(to, tl.where(least_ok, bits, 0x7FFFFFFF), mask=row_ok[:, None])
+                        else:
+                            tl.atomic_min(to, bits, mask=least_ok, sem="relaxed")
                 if WANT_ENTROPY:
                     chaos = tl.sum(chaos + tl.sum(tl.sum(by_thread(p * t, BM, BN, GC), 3), 1), 1)
                 if summed:
@@ -211,15 +219,17 @@ def _look(
                 if WANT_ENTROPY and WANT_DISTANCE:
                     # Two sums in one go: getting a row's sum to the thread that adds it costs more than the sum.
                     both = tl.join(chaos * fixed_entropy, far * fixed_distance).to(tl.int64)
-                    to = ENTROPY + at_row[:, None] * 2 + tl.arange(0, 2)[None, :]
+                    to = ENTROPY + at_row[:, None] * PER_ROW + tl.arange(0, 2)[None, :]
                     tl.atomic_add(to, both, mask=row_ok[:, None], sem="relaxed")
                 elif WANT_ENTROPY:
-                    tl.atomic_add(ENTROPY + at_row, (chaos * fixed_entropy).to(tl.int64), mask=row_ok, sem="relaxed")
+                    to = ENTROPY + at_row * PER_ROW
+                    tl.atomic_add(to, (chaos * fixed_entropy).to(tl.int64), mask=row_ok, sem="relaxed")
                 elif WANT_DISTANCE:
-                    tl.atomic_add(DISTANCE + at_row, (far * fixed_distance).to(tl.int64), mask=row_ok, sem="relaxed")
+                    to = DISTANCE + at_row * PER_ROW
+                    tl.atomic_add(to, (far * fixed_distance).to(tl.int64), mask=row_ok, sem="relaxed")
                 if WANT_TOTAL:
                     total = tl.sum(tl.sum(parts_0 + parts_1, 1), 1) * fixed
-                    tl.atomic_add(TOTAL + at_row, total.to(tl.int64), mask=row_ok, sem="relaxed")
+                    tl.atomic_add(TOTAL + at_row * PER_ROW, total.to(tl.int64), mask=row_ok, sem="relaxed")
                 if WANT_SUMS:
                     sums_1 += fold_parts(parts_1, BM, G)
                 if WANT_MAXIMA:
@@ -229,21 +239,73 @@ def _look(
                         p = p * w[:, None]
                     received_1 += fold(p, BM, BN)
             if pictured:
-                f = tl.arange(0, HALF)
-                pixel_row = chunk * APART + (f // (4 * TAKEN) * 8 + f % 8 if APART > 1 else f * 0)
+                pixel_row = chunk * APART + tl.arange(0, APART)
                 pixel_column = slot_0 + tl.arange(0, G)[:, None] * GC + tl.arange(0, 2)[None, :] * BN
                 pixel_column = (pixel_column // column_pixel)[None, :, :]
                 inside = (pixel_row < row_bins)[:, None, None] & (pixel_column < column_bins)
                 at = pixel_row.to(tl.int64)[:, None, None] * column_bins + pixel_column
                 if WANT_SUMS:
-                    found = tl.join(tl.sum(sums_0, 2), tl.sum(sums_1, 2))
-                    tl.atomic_add(sums_of + at, (found * fixed).to(tl.int64), mask=inside & (found > 0), sem="relaxed")
+                    found = tl.sum(by_pixel(tl.join(tl.sum(sums_0, 2), tl.sum(sums_1, 2)), APART, TAKEN), 1)
+                    found = tl.reshape(found, [APART, G, 2])
+                    if ONE_PIXEL:
+                        tl.store(sums_of + at, found * pixel_unit, mask=inside)
+                    else:
+                        ok = inside & (found > 0)
+                        tl.atomic_add(sums_of + at, (found * fixed).to(tl.int64), mask=ok, sem="relaxed")
                 if WANT_MAXIMA:
-                    top = tl.join(tl.max(peaks_0, 2), tl.max(peaks_1, 2)).to(tl.int32, bitcast=True)
+                    top = tl.max(by_pixel(tl.join(tl.max(peaks_0, 2), tl.max(peaks_1, 2)), APART, TAKEN), 1)
+                    top = tl.reshape(top, [APART, G, 2]).to(tl.int32, bitcast=True)
                     tl.atomic_max(maxima_of + at, top, mask=inside & (top > 0), sem="relaxed")
     if WANT_RECEIVED:
         tl.store(RECEIVED + map_id * keys + column_0, tl.sum(received_0, 0), mask=column_0_ok)
         tl.store(RECEIVED + map_id * keys + column_1, tl.sum(received_1, 0), mask=column_1_ok)
+
+
+@triton.jit
+def _prepare(LSE, L, PAIR, LARGEST, rows, PAIRS: tl.constexpr, MAXIMUM: tl.constexpr, BLOCK: tl.constexpr):
+    """Logarithms to base 2, 0 for rows that see nothing; and what the pass adds to, before it begins."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < rows
+    lse2 = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32) * 1.4426950408889634
+    tl.store(L + i, tl.where(lse2 == -float("inf"), 0.0, lse2), mask=ok)
+    if PAIRS > 0:
+        for part in tl.static_range(PAIRS):
+            tl.store(PAIR + i * PAIRS + part, tl.zeros([BLOCK], tl.int64), mask=ok)
+    if MAXIMUM:
+        tl.store(LARGEST + i, tl.full([BLOCK], 0x7FFFFFFF, tl.int32), mask=ok)
+
+
+@triton.jit
+def _finish(
+    LSE, SUMS, LARGEST, ENTROPY, DISTANCE, TOTAL, SCORE, rows, unit_entropy, unit_distance, unit_total,
+    PER_ROW: tl.constexpr, AT_ENTROPY: tl.constexpr, AT_DISTANCE: tl.constexpr, AT_TOTAL: tl.constexpr,
+    MAXIMUM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From the sums of each row to its statistics; AT_... says where a sum stands in its row, -1 if it does not."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < rows
+    sums = SUMS + i * PER_ROW
+    if AT_TOTAL >= 0:
+        total = tl.load(sums + AT_TOTAL, mask=ok, other=0).to(tl.float32) * unit_total
+        tl.store(TOTAL + i, total, mask=ok)
+        some = tl.maximum(total, 1.1754943508222875e-38)
+    if AT_ENTROPY >= 0:
+        spread = -(tl.load(sums + AT_ENTROPY, mask=ok, other=0).to(tl.float32) * unit_entropy)
+        if AT_TOTAL >= 0:
+            # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
+            spread = tl.where(total > 0, tl.log(some) + spread / some, 0.0)
+        tl.store(ENTROPY + i, tl.maximum(spread, 0.0), mask=ok)
+    if AT_DISTANCE >= 0:
+        far = tl.load(sums + AT_DISTANCE, mask=ok, other=0).to(tl.float32) * unit_distance
+        if AT_TOTAL >= 0:
+            far = tl.where(total > 0, far / some, 0.0)
+        tl.store(DISTANCE + i, far, mask=ok)
+    if MAXIMUM:
+        bits = tl.load(LARGEST + i, mask=ok, other=0x7FFFFFFF)
+        score = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32)
+        score -= bits.to(tl.float32, bitcast=True) * 0.6931471805599453
+        # Where nothing was seen the bits are NaN as a float.
+        tl.store(SCORE + i, tl.where(score == score, score, -float("inf")), mask=ok)
 
 
 def look(
@@ -265,6 +327,7 @@ def look(
     seen: Tensor | None = None,
     starts: bool = True,
     bins: int = 1,
+    pixel_unit: float = 1.0,
 ) -> dict[str, Tensor]:
     """One pass over a rectangle of the maps of q `[batch, heads, queries, dim]` and k `[batch, kv_heads, keys, dim]`.
 
@@ -273,32 +336,51 @@ def look(
     axes, expanded with stride 0 where they repeat. `starts` says whether any row's first key is not key 0. `seen` is
     what `tiles_seen` gives for these arguments, if known.
 
-    `want` names out of entropy, max_score, distance, total, received, sums, maxima; entropy and distance are sums of
-    w log w and w |i - j|, not yet divided by the total. With max_score comes `largest`
-    `[batch, heads, bins, queries]`: the largest log2 of a weight, negated, in each of `bins` stretches of columns, and
-    where these begin and end, `bin_edges` `[bins + 1]`.
+    `want` names out of entropy, max_score, distance, total, received, sums, maxima. If rows need not sum to 1, as with
+    sinks, total must be wanted too: entropy and distance are of the weights divided by it. Sums of pixels are
+    multiplied by `pixel_unit`.
+
+    With more than one of `bins`, max_score gives `largest` `[batch, heads, bins, queries]` instead: the largest log2 of
+    a weight, negated, in each of so many stretches of columns; and `bin_edges` `[bins + 1]`, where these begin and end.
+    Of stretches that a row does not see it may hold anything.
     """
     batch, heads, queries, dim = q.shape
     keys, device = k.shape[2], q.device
     tiling = tiling or default_tiling(dim, q.dtype, want)
     shape = (batch, heads, queries)
+    grid = (batch * heads, triton.cdiv(columns.slots, 2 * tiling.columns))
+    bin_parts = -(-2 * grid[1] // bins)
+    one_bin = bins > 1 and bin_parts == 1
+    group = min(columns.group, tiling.columns)
+    # A pixel as wide as what a thread sums at once is written by one program at one time: nothing has to be added.
+    one_pixel = columns.pixel == group
+
+    def new(*size: int, dtype: torch.dtype = torch.float32, fill: int | None = None) -> Tensor:
+        empty = torch.empty(size, dtype=dtype, device=device)
+        return empty if fill is None else empty.fill_(fill)
+
     found: dict[str, Tensor] = {}
-    for name in want & {"entropy", "distance", "total"}:
-        found[name] = torch.zeros(shape, dtype=torch.int64, device=device)
-    if {"entropy", "distance"} <= want:
-        pair = torch.zeros(*shape, 2, dtype=torch.int64, device=device)
-        found["entropy"], found["distance"] = pair.unbind(-1)
+    lse = lse.contiguous()
+    lse2 = new(*shape)
+    added = [name for name in ("entropy", "distance", "total") if name in want]
+    sums_of_rows = new(*shape, len(added), dtype=torch.int64)
+    largest = lse2
     if "max_score" in want:
-        found["largest"] = torch.full((batch, heads, bins, queries), NOTHING, dtype=torch.int32, device=device)
+        fill = NOTHING if bins > 1 and not one_bin else None
+        largest = new(batch, heads, bins, queries, dtype=torch.int32, fill=fill)
+    every_row = (triton.cdiv(lse.numel(), _ROWS),)
+    prepared = "max_score" in want and bins == 1
+    _prepare[every_row](lse, lse2, sums_of_rows, largest, lse.numel(), len(added), prepared, _ROWS)
     if "received" in want:
-        found["received"] = torch.zeros(batch, heads, keys, dtype=torch.float32, device=device)
+        found["received"] = new(batch, heads, keys)
     for name in want & {"sums", "maxima"}:
-        dtype = torch.int64 if name == "sums" else torch.int32
-        found[name] = torch.zeros(batch, heads, rows.bins, columns.bins, dtype=dtype, device=device)
+        once = name == "sums" and one_pixel
+        dtype = torch.float32 if once else torch.int64 if name == "sums" else torch.int32
+        hidden = intervals is not None or table is not None
+        found[name] = new(batch, heads, rows.bins, columns.bins, dtype=dtype, fill=None if once and not hidden else 0)
     # As many bits behind the point as 62 leave for the largest sum there can be.
     fixed = 2.0 ** (61 - max(queries, 2).bit_length())
     fixed_entropy, fixed_distance = 2.0**52, 2.0 ** (61 - max(keys, queries, 2).bit_length())
-    lse2 = (lse.float() * LOG2E).nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0).contiguous()
     first, stop = intervals if intervals is not None else (lse2, lse2)
     pictured = bool(want & {"sums", "maxima"})
     chunk, per_chunk = chunks(rows, tiling, pictured)
@@ -314,44 +396,50 @@ def look(
     def strides(x: Tensor | None) -> tuple[int, ...]:
         return (0, 0, 0, 0) if x is None else x.stride()
 
-    grid = (batch * heads, triton.cdiv(columns.slots, 2 * tiling.columns))
-    bin_parts = -(-2 * grid[1] // bins)
-    if bins > 1 and "max_score" in want:
-        found["bin_edges"] = cut(columns, bin_parts * tiling.columns, bins, device).to(torch.int32)
+    where = {name: sums_of_rows[..., i:] for i, name in enumerate(added)}
     _look[grid](
         q, k, given(None) if fetch is None else fetch, lse2, first, stop, seen, given(slopes), given(table),
         given(bias), given(weights),
-        *(given(found.get(name)) for name in ("entropy", "largest", "distance", "total")),
+        given(where.get("entropy")), largest, given(where.get("distance")), given(where.get("total")),
         *(given(found.get(name)) for name in ("received", "sums", "maxima")), given(rows.edges), given(columns.edges),
         *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
         0 if seen.shape[0] == 1 else seen.stride(0), *strides(table), *strides(bias),
         heads, heads // k.shape[1], queries, keys,
-        scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E, fixed, fixed_entropy, fixed_distance, bin_parts,
+        scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E, fixed, fixed_entropy, fixed_distance,
+        pixel_unit if one_pixel else fixed, bin_parts,
         rows.start, rows.length, rows.pixel, rows.bins, per_chunk,
         columns.start, columns.slots, columns.pixel, columns.bins,
         D=dim, DIM=max(16, triton.next_power_of_2(dim)), BM=tiling.rows, BN=tiling.columns, TMA=fetch is not None,
-        ROW_E=rows.edges is not None, COLUMN_E=columns.edges is not None, GC=min(columns.group, tiling.columns),
+        ROW_E=rows.edges is not None, COLUMN_E=columns.edges is not None, GC=group,
         APART=rows.apart, STARTS=starts and intervals is not None, INTERVALS=intervals is not None,
         TABLE=table is not None, BIAS=bias is not None, ALIBI=slopes is not None, SOFTCAP=softcap is not None,
         WANT_ENTROPY="entropy" in want, WANT_LARGEST="max_score" in want, WANT_DISTANCE="distance" in want,
         WANT_TOTAL="total" in want, WANT_RECEIVED="received" in want, WEIGHTED=weights is not None,
         WANT_SUMS="sums" in want, WANT_MAXIMA="maxima" in want, BINS=bins,
+        ONE_BIN=one_bin, ONE_PIXEL=one_pixel, PER_ROW=len(added),
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
     )  # fmt: skip
-    for name, unit in (
-        ("entropy", LN2 / fixed_entropy),
-        ("distance", 1 / fixed_distance),
-        ("total", 1 / fixed),
-        ("sums", 1 / fixed),
-    ):
-        if name in found:
-            found[name] = found[name] * unit  # a float32, in one go
-    if "largest" in found:
-        bits = found["largest"][:, :, 0] if bins == 1 else found["largest"].amin(-2)
-        # NOTHING is NaN as a float.
-        score = torch.sub(lse.float(), bits.view(torch.float32), alpha=LN2)
-        found["max_score"] = score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    if "sums" in found and not one_pixel:
+        found["sums"] = found["sums"] * (pixel_unit / fixed)  # a float32, in one go
     if "maxima" in found:
         found["maxima"] = found["maxima"].view(torch.float32)
+    if bins > 1 and "max_score" in want:
+        found["largest"] = largest
+        found["bin_edges"] = cut(columns, bin_parts * tiling.columns, bins, device).to(torch.int32)
+    results = [*added, "max_score"] if prepared else added
+    found |= {name: new(*shape) for name in results}
+    if results:
+        places = {name: added.index(name) if name in added else -1 for name in ("entropy", "distance", "total")}
+        _finish[every_row](
+            lse, sums_of_rows, largest, *(given(found.get(name)) for name in ("entropy", "distance", "total")),
+            given(found.get("max_score")), lse.numel(), LN2 / fixed_entropy, 1 / fixed_distance, 1 / fixed,
+            len(added), places["entropy"], places["distance"], places["total"], prepared, _ROWS,
+        )  # fmt: skip
     return found
+
+
+def max_scores(lse: Tensor, least: Tensor) -> Tensor:
+    """The largest score of each row, from the log2 of its largest weight, negated, as bits."""
+    score = torch.sub(lse.float(), least.view(torch.float32), alpha=LN2)
+    return score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -33,8 +33,9 @@ NO_KEY = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _choose(
-    LARGEST, CHOSEN, POSITION, BOUND, COUNTS, queries, first_row, rows, n,
-    BM: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr,
+    LARGEST, FIRST, STOP, EDGES, CHOSEN, POSITION, BOUND, LEAST, COUNTS, heads, interval_batch, queries, first_row,
+    rows, n, BM: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr, STARTS: tl.constexpr,
+    INTERVALS: tl.constexpr,
 ):  # fmt: skip
     """The n bins with the largest maxima of each row, its place in their lists, and the bound they give."""
     map_id = tl.program_id(1).to(tl.int64)
@@ -43,7 +44,18 @@ def _choose(
     bins = tl.arange(0, BINS)
     # Maxima are negated logarithms, which order like their bits: the least is the strongest.
     at = (map_id * BINS + bins)[:, None] * queries + (first_row + inner)[None, :]
-    maxima = tl.load(LARGEST + at, mask=ok[None, :], other=NO_KEY)
+    # Bins that a row does not see, or without a column, were perhaps never written.
+    begin, end = tl.load(EDGES + bins), tl.load(EDGES + bins + 1)
+    seen = ok[None, :] & (begin < end)[:, None]
+    interval = map_id // heads * interval_batch + first_row + inner
+    if INTERVALS:
+        stop = tl.load(STOP + interval, mask=ok, other=0)
+        seen = seen & (begin[:, None] < stop[None, :])
+    if STARTS:
+        first = tl.load(FIRST + interval, mask=ok, other=0)
+        seen = seen & (end[:, None] > first[None, :])
+    maxima = tl.load(LARGEST + at, mask=seen, other=NO_KEY)
+    tl.store(LEAST + map_id * queries + first_row + inner, tl.min(maxima, 0), mask=ok)
     for j in tl.range(0, n):
         least = tl.min(maxima, 0)
         best = tl.min(tl.where(maxima == least[None, :], bins[:, None], BINS), 0)
@@ -242,8 +254,10 @@ def top(
     softcap: float | None = None,
     starts: bool = True,
     at_once: int = 1 << 28,
-) -> tuple[Tensor, Tensor]:
-    """The n strongest keys of every row, -1 where a row has fewer, and their weights.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The n strongest keys of every row, -1 where a row has fewer; their weights; and the bits of the largest of all.
+
+    These are what `look` would have given with one bin: the log2 of the largest weight of a row, negated.
 
     Arguments as in `look`; `largest` and `edges` are what it gives, `width` the most columns of a bin. `at_once` are
     the bytes that may be taken beside the results: rows are done in parts.
@@ -258,6 +272,8 @@ def top(
     weights = torch.empty(batch, heads, queries, n, dtype=torch.float32, device=device)
     lse2 = (lse.float() * LOG2E).nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0).contiguous()
     first, stop = intervals if intervals is not None else (lse2, lse2)
+    interval_batch = 0 if first.shape[0] == 1 or intervals is None else first.stride(0)
+    least = torch.empty(batch, heads, queries, dtype=torch.int32, device=device)
     bins = largest.shape[-2]
     numbers = (scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E)
     most = max(1, at_once // (maps * places * (12 + 8 * places)))
@@ -275,21 +291,10 @@ def top(
         chosen = torch.full((maps, entries), -1, dtype=torch.int32, device=device)
         position, bound = empty(entries), empty(rows, dtype=torch.float32)
         _choose[(triton.cdiv(rows, 32), maps)](
-            largest,
-            chosen,
-            position,
-            bound,
-            counters,
-            queries,
-            start,
-            rows,
-            n,
-            BM=32,
-            N=places,
-            BINS=bins,
-            APART=apart,
-            num_warps=1,
-        )
+            largest, first, stop, edges, chosen, position, bound, least, counters, heads, interval_batch, queries,
+            start, rows, n, BM=32, N=places, BINS=bins, APART=apart, STARTS=starts and intervals is not None,
+            INTERVALS=intervals is not None, num_warps=1,
+        )  # fmt: skip
         # Lists begin at whole units of rows.
         counts = counters[..., 0].contiguous()
         units_of = (counts + (unit - 1)) // unit
@@ -309,7 +314,7 @@ def top(
                 q, k, lse2, first, stop, lse2 if slopes is None else slopes, lse2 if table is None else table,
                 bound, over_counts if rest else counts, begins, ends, over if rest else listed, edges,
                 logarithms, candidates, over, over_counts,
-                *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
+                *q.stride(), *k.stride(), interval_batch,
                 *((0, 0, 0, 0) if table is None else table.stride()),
                 heads, heads // k.shape[1], queries, keys, *numbers, start, rows, units,
                 D=dim, DIM=max(16, triton.next_power_of_2(dim)), BM=rows_of_tile, BN=columns_of_tile, N=places,
@@ -322,4 +327,4 @@ def top(
         _merge[(triton.cdiv(rows, height), maps)](
             logarithms, candidates, found, weights, queries, start, rows, n, BM=height, N=places, num_warps=4
         )
-    return found, weights
+    return found, weights, least

@@ -41,11 +41,17 @@ def compute(call: Call, row: Tensor, requests: list[Request | Weighted]) -> dict
     job = _plan(call, requests)
     with torch.autocast(call.device.type, enabled=False):
         found, grids = _pass(call, row, job)
-    shared = Counter(map(_grid_key, job.pictures))
+    return _with_pictures(call, job, found, grids)
+
+
+def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tuple, Tensor]) -> dict[Any, Any]:
+    """All results, with the pictures that are not finished yet made from their pixels."""
+    shared = Counter(map(pictures.grid_key, job.pictures))
     for picture in job.pictures:
-        key = _grid_key(picture)
-        grid = grids[key].clone() if shared[key] > 1 else grids[key]
-        found[picture] = pictures.finish(call, picture, grid, *job.grids[key])
+        if picture not in found:
+            key = pictures.grid_key(picture)
+            grid = grids[key].clone() if shared[key] > 1 else grids[key]
+            found[picture] = pictures.finish(call, picture, grid, *job.grids[key])
     return found
 
 
@@ -65,11 +71,6 @@ def _pass(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple
     return _by_walk(call, row, job)
 
 
-def _grid_key(picture: Picture) -> tuple:
-    """Mean and sum share their pixels' sums."""
-    return (picture.size, picture.cell, picture.rows, picture.columns, picture.reduce == "max")
-
-
 def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
     s = call.sizes
     maps = torch.Size(s.batch).numel() * s.heads
@@ -81,7 +82,7 @@ def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
             require(
                 "this picture", 2 * pixels * call.compute_dtype.itemsize, call.device, "a smaller size, or larger cells"
             )
-            job.grids[_grid_key(request)] = (vertical, horizontal)
+            job.grids[pictures.grid_key(request)] = (vertical, horizontal)
             job.pictures.append(request)
         elif isinstance(request, Top):
             n = min(request.n, s.keys)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sightline.lens.accumulators import finish_rows
+from sightline.lens.pictures import cells_of_pixels, grid_key
 from sightline.masks import Band, Dense, Padding, Prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sightline.kernels.layout import Slots, Tiling
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
+    from sightline.lens.requests import Picture
     from sightline.masks import Mask
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -75,7 +76,7 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     The strongest keys may be missing from them: their kernels do not do every call.
     """
     from sightline.kernels.layout import default_tiling
-    from sightline.kernels.look import look
+    from sightline.kernels.look import look, max_scores
     from sightline.kernels.top import MOST, bins_for, top
 
     s = call.sizes
@@ -107,6 +108,7 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     if tops:
         want.add("max_score")  # whose bins tell where to look
     pending = list(job.grids.items())
+    means = _means(job)
     bins, width = 1, s.keys
     largest = edges = lse
     while want or pending:
@@ -120,6 +122,9 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         if taken:
             vertical, horizontal = taken[0][1]
             rows, columns = _rows(vertical, call, tiling.rows), _columns(horizontal, call)
+        unit = 1.0
+        if len(taken) == 1 and taken[0][0] in means:
+            unit = 1 / means[taken[0][0]][1]
         if tops and "max_score" in want:
             parts = 2 * -(-columns.slots // (2 * tiling.columns))
             bins = bins_for(max(request.n for request in tops), lse.numel(), parts)
@@ -128,12 +133,19 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         if rows.edges is None and columns.edges is None and _is_positional(call.mask):
             sides = "distance" in want
             seen = _seen(call.mask, s.queries, s.keys, call.device, rows, columns, tiling, bool(taken), sides)
-        result = look(q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, bins=bins, **options)
+        result = look(
+            q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, bins=bins, pixel_unit=unit,
+            **options,
+        )  # fmt: skip
         largest, edges = result.get("largest", largest), result.get("bin_edges", edges)
         for key, _ in taken:
-            grids[key] = shaped(result["maxima" if key[-1] else "sums"])
+            pixels = shaped(result["maxima" if key[-1] else "sums"])
+            if unit == 1.0:
+                grids[key] = pixels
+            else:
+                found[means[key][0]] = pixels
             pending = [entry for entry in pending if entry[0] != key]
-        found.update({name: shaped(result[name]) for name in want})
+        found.update({name: shaped(result[name]) for name in want if name in result})
         want = set()
     for request in job.received:
         if request not in plain:
@@ -143,8 +155,24 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
             found[request] = shaped(part["received"])
     for request in tops:
         rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table", "starts")}
-        found[request] = tuple(map(shaped, top(q, k, lse, largest, edges, width, request.n, **rules)))
-    return finish_rows(found, None), grids
+        keys, weights, least = top(q, k, lse, largest, edges, width, request.n, **rules)
+        found[request] = shaped(keys), shaped(weights)
+        if "max_score" in job.rows and "max_score" not in found:
+            found["max_score"] = shaped(max_scores(lse, least))
+    return found, grids
+
+
+def _means(job: Job) -> dict[tuple, tuple[Picture, int]]:
+    """Pictures that are the sums of pixels divided by one number: the kernel can do that itself."""
+    found: dict[tuple, tuple[Picture, int]] = {}
+    for picture in job.pictures:
+        key = grid_key(picture)
+        vertical, horizontal = job.grids[key]
+        cells = cells_of_pixels(vertical, horizontal)
+        plain = picture.reduce == "mean" and not picture.visible_only and vertical.shown is horizontal.shown is None
+        if plain and cells is not None and [grid_key(other) for other in job.pictures].count(key) == 1:
+            found[key] = picture, cells
+    return found
 
 
 def _masks(call: Call) -> dict[str, Any] | None:

@@ -42,11 +42,24 @@ def finish(
     return grid
 
 
+def grid_key(picture: Picture) -> tuple:
+    """Mean and sum share their pixels' sums."""
+    return (picture.size, picture.cell, picture.rows, picture.columns, picture.reduce == "max")
+
+
+def cells_of_pixels(vertical: Axis, horizontal: Axis) -> int | None:
+    """How many cells a pixel has, if all have the same."""
+    heights, widths = np.diff(vertical.edges), np.diff(horizontal.edges)
+    same = (heights == heights[0]).all() and (widths == widths[0]).all()
+    return int(heights[0] * widths[0]) if same else None
+
+
 def _cells(vertical: Axis, horizontal: Axis, device: torch.device) -> Tensor | int:
     """How many cells each pixel has: one number where all have the same, which needs no wait for a GPU."""
+    same = cells_of_pixels(vertical, horizontal)
+    if same is not None:
+        return same
     heights, widths = np.diff(vertical.edges), np.diff(horizontal.edges)
-    if (heights == heights[0]).all() and (widths == widths[0]).all():
-        return int(heights[0] * widths[0])
     return torch.from_numpy(heights).to(device)[:, None] * torch.from_numpy(widths).to(device)
 
 

@@ -95,12 +95,15 @@ class Padding(Mask):
         self.lengths, self.real, self.longest = lengths, real, longest
         self._kept: tuple[int, torch.device, int, Tensor] | None = None
 
-    def row(self, keys: int, device: torch.device) -> Tensor:
-        """Which keys are real, `[*batch, 1, 1, keys]`: the whole mask in one row, kept for the next layer."""
+    def row(self, keys: int, device: torch.device, keep: bool | None = None) -> Tensor:
+        """Which keys are real, `[*batch, 1, 1, keys]`: the whole mask in one row, kept for the next layer.
+
+        `keep` is what `may_keep` says, if it was asked already.
+        """
         source = self.lengths if self.real is None else self.real
         assert source is not None
         # Tensors of inference mode do not count their changes.
-        if not may_keep() or source.is_inference():
+        if not (may_keep() if keep is None else keep) or source.is_inference():
             return self.tile(slice(0, 1), slice(0, keys), 1, keys, device)
         state = (keys, device, source._version)  # the lengths may have been changed in place since
         if self._kept is None or self._kept[:3] != state:
