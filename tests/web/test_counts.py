@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sightline as sl
+from sightline.lens import Sight
 from sightline.web.counts import Counts
 from sightline.web.head import one_head
 
@@ -27,14 +30,18 @@ MASKS = {
 }
 
 
+@cache
+def sight_of(name: str) -> Sight:
+    return sl.look(torch.randn(2, 1, 9, 4), torch.randn(2, 1, 11, 4), mask=MASKS[name])
+
+
 @pytest.mark.parametrize("name", MASKS)
 @given(st.data())
 def test_counts(name: str, data: st.DataObject) -> None:
     mask = MASKS[name]
     queries, keys = 9, 11
-    sight = sl.look(torch.randn(2, 1, queries, 4), torch.randn(2, 1, keys, 4), mask=mask)
     batch = data.draw(st.integers(0, 1))
-    counts = Counts(one_head(sight, batch, 0))
+    counts = Counts(one_head(sight_of(name), batch, 0))
     visible = np.ones((queries, keys), bool)
     if mask is not None:
         visible = mask.to_dense(queries, keys).expand(2, 1, queries, keys)[batch, 0].numpy()
