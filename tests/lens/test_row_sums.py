@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cases import SEEDS, generator
 from lens_cases import gap
-from sightline.lens.row_sums import RowSums, Scales, Tile
+from sightline.lens.row_sums import BandSums, RowSums, Scales, Tile
 
 ALL = {"largest", "entropy", "total", "distance"}
 
@@ -19,12 +19,17 @@ ALL = {"largest", "entropy", "total", "distance"}
 def swept(
     sums: RowSums, logs: torch.Tensor, places: torch.Tensor, left: int, cuts: list[int]
 ) -> dict[str, torch.Tensor]:
-    sums.begin(places, int(places.min()), int(places.max()))
+    band = BandSums(sums, places.numpy(), int(places.min()), int(places.max()))
+    band.begin()
     for a, b in pairwise(cuts):
         part = logs[:, a:b].clone(memory_format=torch.contiguous_format)
         weights = part.exp2()
-        sums.add(Tile(part, weights, weights.T), left + a, left + b)
-    return {name: sums.result(name) for name in sums.wanted}
+        for step in band.steps(Tile(part, weights), left + a, left + b):
+            step()
+    found = {name: places.new_empty(len(places)) for name in sums.wanted}
+    for name, line in found.items():
+        band.result(name, line.numpy())
+    return found
 
 
 def exact(logs: torch.Tensor, places: torch.Tensor, left: int) -> dict[str, torch.Tensor]:

@@ -6,7 +6,9 @@ where pixels differ by a row (1,000 rows on 512 pixels), the rows that some have
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +27,12 @@ class RowPool:
     extra: Tensor | None  # the pixels of the rows that follow
     table: Tensor | None  # 1 where a row belongs to a pixel, [count, rows]
     picks: Tensor | None  # the rows of every pixel, some of them repeated, [count, most rows of a pixel]
+
+    def step(self, weights: Tensor, out: Tensor, largest: bool) -> Callable[[], object]:
+        """To be done later: sums or maxima over the rows of every pixel, `[rows, columns]` to `[count, columns]`."""
+        if self.each and self.extra is None:
+            return partial(torch.amax if largest else torch.sum, self._blocks(weights), 1, out=out)
+        return partial(self.maxima if largest else self.sums, weights, out)
 
     def sums(self, weights: Tensor, out: Tensor) -> None:
         """The sums over the rows of every pixel: `[rows, columns]` to `[count, columns]`."""
@@ -62,6 +70,10 @@ class Band:
     order: Tensor  # the numbers of the rows
     in_order: bool
     pools: tuple[RowPool | None, ...]
+
+    def of(self, x: Tensor) -> Tensor:
+        """The band's rows of something that has one entry for each row of the map."""
+        return x.narrow(0, self.start, self.stop - self.start) if self.in_order else x[self.order]
 
 
 def bands(rows: slice, height: int, axes: list[Axis], dtype: torch.dtype) -> list[Band]:

@@ -34,10 +34,10 @@ _SMALL = 1 << 16
 # Rows and columns of a tile: it and what is made of it stay in the cache. The strongest keys are found in long rows.
 _TILE, _LONG_TILE = (512, 1024), (256, 2048)
 # There should be so many pieces of work at least, so that no core is left without any.
-_PIECES = 32
+_PIECES = 64
 # Cells below which waking threads takes longer than it saves.
 _ALONE = 1 << 19
-_LN_2 = math.log(2)
+_LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 
 
 def can(call: Call) -> bool:
@@ -73,16 +73,16 @@ def run(
     order = torch.cat([band.order for band in cut])
     plan = Plan(
         call=call,
-        lse=row,
+        level=_level(row, maps),
         seen=seen,
         limits=Limits.of(seen, s.keys, dtype),
         order=None if all(band.in_order for band in cut) else order,
-        places=order.to(dtype) + (s.keys - s.queries),
+        places=(order.to(dtype) + (s.keys - s.queries)).numpy(),
         start=rows.start,
         height=min(height, rows.stop - rows.start),
         width=min(width, columns.stop - columns.start),
         rows={
-            name: torch.full((maps, s.queries), -torch.inf if name == "largest" else 0.0, dtype=dtype)
+            name: np.full((maps, s.queries), -np.inf if name == "largest" else 0.0, dtype=_numpy(dtype))
             for name in _row_sums(call, job)
         },
         tops=[_nothing(maps, s.queries, top.n, dtype) for top in job.tops],
@@ -92,12 +92,13 @@ def run(
         strip_gives_received=whole and bool(requests) and by_query[0] is None,
         scales=Scales.of(s.queries + s.keys + 1, dtype),
     )
-    received = [_zeros(maps, s.keys, dtype=dtype) for _ in requests]
+    parts = _parts(cut, -(-_PIECES // maps))
+    received = [_zeros(maps, len(parts), s.keys, dtype=dtype) for _ in requests]
     grids = [_zeros(maps, vertical.bins, horizontal.bins, dtype=dtype) for vertical, horizontal in axes]
-    _sweep(plan, _parts(cut, -(-_PIECES // maps)), received, grids)
-    found: dict[Any, Any] = dict(_rows(plan))
+    _sweep(plan, parts, received, grids)
+    found: dict[Any, Any] = dict(_rows(plan, row))
     found |= {top: (_in_order(k, plan), _in_order(w, plan)) for top, (k, w) in zip(job.tops, plan.tops, strict=True)}
-    found |= dict(zip(requests, received, strict=True))
+    found |= {request: x.sum(1) for request, x in zip(requests, received, strict=True)}
 
     def shaped(x: Any) -> Any:
         return tuple(map(shaped, x)) if isinstance(x, tuple) else x.view(*s.batch, s.heads, *x.shape[1:])
@@ -109,15 +110,18 @@ def run(
 
 
 def _sweep(plan: Plan, parts: list[list[Band]], received: list[Tensor], grids: list[Tensor]) -> None:
-    """Sweep over all parts of all maps. What parts of a map share is theirs alone until all are done."""
+    """Sweep over all parts of all maps. What parts of a map share is theirs alone until all are done.
+
+    `received` has a line for each part of each map.
+    """
     maps = math.prod(plan.call.sizes.batch) * plan.call.sizes.heads
-    alone = len(parts) == 1
     spans = [[_pixel_rows(part, i) for part in parts] for i in range(len(grids))]
     apart = [all(a[1] <= b[0] for a, b in pairwise(rows)) for rows in spans]
     pieces = []
-    for index in range(maps):
-        for n, part in enumerate(parts):
-            sums = [x[index] if alone else _zeros(*x[index].shape, dtype=x.dtype) for x in received]
+    # The same part of all maps one after the other, so that what is to be done is known already.
+    for n, part in enumerate(parts):
+        for index in range(maps):
+            sums = [x[index, n] for x in received]
             tops = [0 if ok else rows[n][0] for rows, ok in zip(spans, apart, strict=True)]
             pixels = [
                 x[index] if ok else _zeros(*x[index, slice(*rows[n])].shape, dtype=x.dtype)
@@ -127,10 +131,9 @@ def _sweep(plan: Plan, parts: list[list[Band]], received: list[Tensor], grids: l
     # The largest first, so that none is left for the end.
     order = sorted(pieces, key=lambda piece: -piece.cells)
     spread([piece.run for piece in order], alone=sum(piece.cells for piece in pieces) < _ALONE)
+    for buffers in plan.spare:
+        buffers.block.free()
     for piece in pieces:
-        if not alone:
-            for total, part_of in zip(received, piece.received, strict=True):
-                total[piece.index] += part_of
         for i, ok in enumerate(apart):
             if not ok:
                 whole = grids[i][piece.index, piece.tops[i] : piece.tops[i] + len(piece.grids[i])]
@@ -162,21 +165,32 @@ def _row_sums(call: Call, job: Job) -> list[str]:
     return names + (["largest"] if "max_score" in job.rows else [])
 
 
-def _rows(plan: Plan) -> dict[str, Tensor]:
+def _level(lse: Tensor, maps: int) -> Tensor:
+    """What makes logarithms of weights, base 2, of scores: `[maps, queries, 1]`."""
+    level = (lse * -_LOG2_E).reshape(maps, -1, 1)
+    # A row that sees nothing is all hidden; here it must only not be NaN.
+    return level.masked_fill_(level == torch.inf, 0.0)
+
+
+def _rows(plan: Plan, lse: Tensor) -> dict[str, Tensor]:
     """The row statistics, from logarithms of base 2 to natural ones."""
-    sums = {name: _in_order(found, plan) for name, found in plan.rows.items()}
+    sums = {name: _in_order(torch.from_numpy(found), plan) for name, found in plan.rows.items()}
     if "entropy" in sums:
         sums["entropy"] *= _LN_2
     largest = sums.pop("largest", None)
     if largest is not None:
-        lse = plan.lse.reshape(largest.shape)
+        lse = lse.reshape(largest.shape)
         largest = largest.mul_(_LN_2).add_(lse.masked_fill(lse == -torch.inf, 0.0))
     return finish_rows(sums, largest)
 
 
 def _zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     """Zeros whose memory is touched only where it is written to."""
-    return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
+    return torch.from_numpy(np.zeros(shape, _numpy(dtype)))
+
+
+def _numpy(dtype: torch.dtype) -> type[np.floating]:
+    return np.float64 if dtype == torch.float64 else np.float32
 
 
 def _in_order(x: Tensor, plan: Plan) -> Tensor:

@@ -3,14 +3,22 @@
 The distance to a key before the first place of a band of rows is (place - first) + (first - key), and to one after
 the last place (last - place) + (key - last). Both parts are positive, and the sums of weights and of weights times the
 second part are one product with a matrix of two rows. Only the keys between are looked at one by one.
+
+Products of two rows, which only numpy has without writing them down, and what is short, are left to numpy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+# One operation on memory that is known already.
+Step = Callable[[], object]
 
 
 class Scales(NamedTuple):
@@ -26,83 +34,107 @@ class Scales(NamedTuple):
         return Scales(torch.stack([ones, rising.flip(0)]), torch.stack([ones, rising]))
 
 
-class Tile(NamedTuple):
+class Tile:
     """Logarithms and weights of some rows and columns; `turned` are the weights with columns first."""
 
-    logs: Tensor
-    weights: Tensor
-    turned: Tensor
+    def __init__(self, logs: Tensor, weights: Tensor) -> None:
+        self.logs, self.weights, self.turned = logs, weights, weights.T
+        # The same as numpy has it, each row a matrix: their products are dot products, row by row.
+        self.lying, self.standing = logs.numpy()[:, None, :], weights.numpy()[:, :, None]
 
 
 class Lines(NamedTuple):
     """Memory for the sums of a band: for most a line for each tile, so that nothing has to be added until the end."""
 
-    of_tiles: dict[str, tuple[Tensor, ...]]
-    distances: Tensor  # [5, rows]: the lines of the next three
+    largest: list[Tensor]
+    total: list[Tensor]
+    entropy: list[np.ndarray]  # [rows, 1, 1] each, as numpy's products have it
+    distances: np.ndarray  # [5, rows]: two lines before, two after, one between
     before: Tensor  # [2, rows]: sums of weights, and of weights times distances
     after: Tensor
-    between: Tensor
+    between: np.ndarray  # [rows, 1, 1]: what a tile adds
 
 
 class RowSums:
-    """Sums of one band of rows after the other. `wanted`: largest, entropy, total, distance."""
+    """Memory for the sums of one band of rows after the other. `wanted`: largest, entropy, total, distance."""
 
     def __init__(self, wanted: set[str], height: int, tiles: int, scales: Scales) -> None:
-        """Memory for bands of at most `height` rows and so many tiles."""
+        """For bands of at most `height` rows and so many tiles."""
         self.wanted, self.scales = wanted, scales
-        like = scales.rising
-        self.parts = {name: like.new_empty(tiles, height) for name in wanted - {"distance"}}
-        self.five = like.new_empty(5, height)
+        self.parts = {name: scales.rising.new_empty(tiles, height) for name in wanted - {"distance"}}
+        self.six = scales.rising.new_empty(6, height)
         self.kept: dict[int, Lines] = {}
+        self.gaps, self.gaps_of = np.empty(0), (b"", 0)
 
-    def begin(self, places: Tensor, first: int, last: int) -> None:
-        """A band of rows at some places, of which `first` is the lowest and `last` the highest."""
-        self.places, self.first, self.last, self.tiles = places, first, last, 0
-        rows = places.shape[0]
+    def lines(self, rows: int) -> Lines:
+        """Views of the memory, which are made once."""
         if rows not in self.kept:
-            of_tiles = {name: part[:, :rows].unbind(0) for name, part in self.parts.items()}
-            five = self.five[:, :rows]
-            self.kept[rows] = Lines(of_tiles, five, five[:2], five[2:4], five[4])
-        self.lines = self.kept[rows]
-        if "distance" in self.wanted:
-            self.lines.distances.zero_()
+            parts = {name: part[:, :rows] for name, part in self.parts.items()}
+            largest, total = (list(parts[name]) if name in parts else [] for name in ("largest", "total"))
+            entropy = list(parts["entropy"][..., None, None].numpy()) if "entropy" in parts else []
+            six = self.six[:, :rows]
+            distances, between = six.numpy()[:5], six.numpy()[5, :, None, None]
+            self.kept[rows] = Lines(largest, total, entropy, distances, six[:2], six[2:4], between)
+        return self.kept[rows]
 
-    def add(self, tile: Tile, left: int, right: int) -> None:
-        """A tile of columns `left` to `right`; its logarithms are overwritten."""
-        logs, weights, _ = tile
-        lines = self.lines.of_tiles
-        if "largest" in self.wanted:
-            torch.amax(logs, -1, out=lines["largest"][self.tiles])
-        if "total" in self.wanted:
-            torch.sum(weights, -1, out=lines["total"][self.tiles])
-        if "entropy" in self.wanted:
-            torch.sum(torch.mul(logs, weights, out=logs), -1, out=lines["entropy"][self.tiles])
-        if "distance" in self.wanted:
-            self._distances(tile, left, right)
+    def table(self, places: np.ndarray, columns: int) -> np.ndarray:
+        """Distances from places to the first columns, `[rows, 1, columns]`: often those that were asked for last."""
+        key = (places.tobytes(), columns)
+        if key != self.gaps_of:
+            gaps = places[:, None] - np.arange(columns, dtype=places.dtype)
+            self.gaps, self.gaps_of = np.abs(gaps, out=gaps)[:, None], key
+        return self.gaps
+
+
+class BandSums:
+    """The sums of a band of rows at some places, of which `first` is the lowest and `last` the highest."""
+
+    def __init__(self, memory: RowSums, places: np.ndarray, first: int, last: int) -> None:
+        self.memory, self.places, self.first, self.last, self.tiles = memory, places, first, last, 0
+        self.lines = memory.lines(len(places))
+
+    def steps(self, tile: Tile, left: int, right: int) -> list[Step]:
+        """What is to be done with the next tile, of columns `left` to `right`, when it has its weights."""
+        lines, n = self.lines, self.tiles
+        steps: list[Step] = []
+        if lines.largest:
+            steps.append(partial(torch.amax, tile.logs, -1, out=lines.largest[n]))
+        if lines.total:
+            steps.append(partial(torch.sum, tile.weights, -1, out=lines.total[n]))
+        if lines.entropy:
+            steps.append(partial(np.matmul, tile.lying, tile.standing, out=lines.entropy[n]))
         self.tiles += 1
+        return steps + (self._distances(tile, left, right) if "distance" in self.memory.wanted else [])
 
-    def _distances(self, tile: Tile, left: int, right: int) -> None:
-        first, last, (falling, rising) = self.first, self.last, self.scales
+    def _distances(self, tile: Tile, left: int, right: int) -> list[Step]:
+        first, last, (falling, rising) = self.first, self.last, self.memory.scales
+        steps: list[Step] = []
         near, far = (min(max(place + 1, left), right) for place in (first, last))
         if left < near:
-            part = tile.turned if near == right else tile.turned[: near - left]
             start = falling.shape[-1] - 1 - (first - left)
-            self.lines.before.addmm_(falling[:, start : start + near - left], part)
+            scale = falling[:, start : start + near - left]
+            steps.append(partial(self.lines.before.addmm_, scale, tile.turned[: near - left]))
         if near < far:
-            rows = self.places.shape[0]
-            gaps = tile.logs.view(-1)[: rows * (far - near)].view(rows, far - near)
-            torch.sub(self.places[:, None], rising[1, near:far], out=gaps).abs_()
-            self.lines.between.add_(gaps.mul_(tile.weights[:, near - left : far - left]).sum(-1))
+            gaps = self.memory.table(self.places - near, far - near)
+            between, total = self.lines.between, self.lines.distances[4]
+            steps.append(partial(np.matmul, gaps, tile.standing[:, near - left : far - left], out=between))
+            steps.append(partial(np.add, total, between[:, 0, 0], out=total))
         if far < right:
-            part = tile.turned if far == left else tile.turned[far - left :]
-            self.lines.after.addmm_(rising[:, far - last : right - last], part)
+            scale = rising[:, far - last : right - last]
+            steps.append(partial(self.lines.after.addmm_, scale, tile.turned[far - left :]))
+        return steps
 
-    def result(self, name: str) -> Tensor:
-        """One number for each row of the band."""
-        rows = self.places.shape[0]
+    def begin(self) -> None:
+        """Before the first tile."""
+        self.lines.distances.fill(0.0)
+
+    def result(self, name: str, out: np.ndarray) -> None:
+        """One number for each row, after the last tile."""
         if name == "distance":
-            _, _, before, after, between = self.lines
-            far = before[0] * (self.places - self.first) + before[1]
-            return between + far + after[0] * (self.last - self.places) + after[1]
-        part = self.parts[name][: self.tiles, :rows]
-        return part.amax(0) if name == "largest" else part.sum(0)
+            before, more_before, after, more_after, between = self.lines.distances
+            out[:] = before * (self.places - self.first) + more_before
+            out += after * (self.last - self.places) + more_after
+            out += between
+        else:
+            part = self.memory.parts[name].numpy()[: self.tiles, : len(self.places)]
+            (np.maximum if name == "largest" else np.add).reduce(part, 0, out=out)

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.lens.row_sums import RowSums, Scales, Tile
+from sightline.lens.columns import Strip
+from sightline.lens.memory import Block
+from sightline.lens.row_sums import BandSums, RowSums, Scales, Step, Tile
 from sightline.lens.shade import Limits, Shade
 from sightline.lens.strongest import Best
 
@@ -30,28 +33,94 @@ if TYPE_CHECKING:
     from sightline.lens.stretches import Stretches
 
 _LOG2_E = math.log2(math.e)
+# Bands whose programs are kept.
+_PROGRAMS = 8
 
 
 class Buffers:
     """Memory that a piece works in, and views of it, which are made once."""
 
     def __init__(self, plan: Plan) -> None:
-        like = plan.scales.rising
-        self.logs, self.weights = like.new_empty(2, plan.height * (plan.width + plan.width // 4))
-        # For each picture: rows of pixels, one column for each cell.
-        self.strips = [
-            like.new_zeros(n, columns.width) for n, columns in zip(plan.strip_rows, plan.columns, strict=True)
-        ]
+        tile = plan.height * (plan.width + plan.width // 4)
+        strips = [n * columns.width for n, columns in zip(plan.strip_rows, plan.columns, strict=True)]
+        sizes = [tile, tile, *strips]
+        # For each picture a strip: rows of pixels, one column for each cell.
+        self.block = Block(sum(sizes), plan.scales.rising.dtype)
+        self.logs, self.weights, *self.strips = self.block.numbers.split(sizes)
+        for columns, strip in zip(plan.columns, self.strips, strict=True):
+            columns.clear(strip)
         self.sums = RowSums(set(plan.rows), plan.height, -(-plan.call.sizes.keys // plan.width), plan.scales)
         self.tiles: dict[tuple[int, int], Tile] = {}
+        self.programs: dict[tuple[int, int], Program] = {}
 
     def tile(self, height: int, width: int) -> Tile:
         """Memory for a tile."""
         tile = self.tiles.get((height, width))
         if tile is None:
             logs, weights = (x[: height * width].view(height, width) for x in (self.logs, self.weights))
-            tile = self.tiles[height, width] = Tile(logs, weights, weights.T)
+            tile = self.tiles[height, width] = Tile(logs, weights)
         return tile
+
+    def program(self, plan: Plan, batch: int, band: Band) -> Program:
+        """What is to be done with a band, for all maps that come one after the other."""
+        key = (batch, band.start)
+        if key not in self.programs:
+            if len(self.programs) >= _PROGRAMS:
+                self.programs.clear()
+            self.programs[key] = Program(plan, self, batch, band)
+        return self.programs[key]
+
+
+class Stride(NamedTuple):
+    """A tile of a band, what of it is hidden, and what is done when it has its logarithms."""
+
+    left: int
+    right: int
+    tile: Tile
+    shades: list[Shade]
+    hiding: list[Step] | None  # the same for finite numbers; None if it would need much memory
+    steps: list[Step]
+
+
+class Program:
+    """What is done with a band of any map: operations on memory that is known, so that none has to be looked up.
+
+    After each long operation Python is slow, because it was pushed out of the cache; and while it does anything, the
+    other threads cannot. So nothing but long operations is left between the first and the last tile.
+    """
+
+    def __init__(self, plan: Plan, buffers: Buffers, batch: int, band: Band) -> None:
+        first, stop = (_member(x, batch) for x in plan.seen[:2])
+        self.low, self.high = int(first[band.start]), int(stop[band.stop - 1])
+        # Between these columns all rows see everything.
+        begun, ended = int(first[band.stop - 1]), int(stop[band.start])
+        cuts = plan.cuts(self.low, self.high)
+        self.widths = [right - left for left, right in cuts]
+        self.strips = {
+            i: Strip(plan.columns[i], pool, buffers.strips[i], cuts)
+            for i, pool in enumerate(band.pools)
+            if pool is not None and plan.columns[i].touches(self.low, self.high)
+        }
+        offset = plan.call.sizes.keys - plan.call.sizes.queries
+        places = plan.places[band.start - plan.start : band.stop - plan.start]
+        self.sums = BandSums(buffers.sums, places, band.start + offset, band.stop - 1 + offset)
+        self.strides = []
+        for n, (left, right) in enumerate(cuts):
+            tile = buffers.tile(band.stop - band.start, right - left)
+            steps: list[Step] = [partial(torch.exp2, tile.logs, out=tile.weights)]
+            for strip in self.strips.values():
+                steps += strip.steps(n, left, tile.weights)
+            steps += self.sums.steps(tile, left, right)
+            shades = plan.shades(batch, band, left, right, begun, ended)
+            self.strides.append(Stride(left, right, tile, shades, self._hiding(shades, tile), steps))
+
+    def _hiding(self, shades: list[Shade], tile: Tile) -> list[Step] | None:
+        """How cells are hidden, with margins that are made once, but for one tile of a band at most."""
+        if len(shades) > 1 or any(stride.shades for stride in self.strides):
+            return None
+        parts = [tile.logs[:, shade.columns] for shade in shades]
+        margins = [shade.ahead - shade.behind for shade in shades]
+        return [partial(torch.minimum, part, margin, out=part) for part, margin in zip(parts, margins, strict=True)]
 
 
 @dataclass
@@ -62,15 +131,15 @@ class Plan:
     """
 
     call: Call
-    lse: Tensor  # [*batch, heads, queries]
+    level: Tensor  # what makes logarithms of weights, base 2, of scores: [maps, queries, 1]
     seen: Stretches
     limits: Limits
     order: Tensor | None  # the numbers of the rows; None if they follow each other
-    places: Tensor  # their positions among the keys
+    places: np.ndarray  # their positions among the keys
     start: int  # the first row
     height: int  # most rows of a band
     width: int  # columns of a tile
-    rows: dict[str, Tensor]  # sums per row, [maps, rows]
+    rows: dict[str, np.ndarray]  # sums per row, [maps, rows]
     tops: list[tuple[Tensor, Tensor]]  # keys and weights, [maps, rows, n]
     by_query: list[Tensor | None]  # for each `received`: weights of the queries, [*batch, heads, queries]
     columns: list[ColumnPool]  # for each picture
@@ -78,6 +147,12 @@ class Plan:
     strip_gives_received: bool  # the first picture sums all of the map, and the first `received` has no weights
     scales: Scales
     spare: list[Buffers] = field(default_factory=list)
+    finite: dict[int, bool] = field(default_factory=dict)  # for each map: there is no inf and no NaN in q and k
+
+    @property
+    def batches(self) -> int:
+        """How many members of the batch have something hidden in their own way."""
+        return max(len(self.seen.first), 0 if self.limits.holes is None else len(self.limits.holes))
 
     def take(self) -> Buffers:
         """Memory that no piece is using, or new memory, which is slow at first. To be given back to `spare`."""
@@ -93,6 +168,20 @@ class Plan:
             del edges[-2]
         return list(pairwise(edges))
 
+    def shades(self, batch: int, band: Band, left: int, right: int, begun: int, ended: int) -> list[Shade]:
+        """What rows of a band do not see of a tile."""
+        first, last, keys, holes = self.limits
+        shades, stop, start = [], min(begun, right), max(ended, left)
+        if left < stop:
+            shades.append(Shade(slice(0, stop - left), keys[left:stop], band.of(_member(first, batch))))
+        if start < right:
+            shades.append(Shade(slice(start - left, right - left), band.of(_member(last, batch)), keys[start:right]))
+        if holes is not None:
+            part = _member(holes, batch)[left:right]
+            if bool(part.lt(0).any()):
+                shades.append(Shade(slice(0, right - left), part, keys.new_zeros(band.stop - band.start, 1)))
+        return shades
+
 
 class Sweep:
     """Bands of rows of one map. Sums over rows go to `received` and `grids`; of these `tops` are the first rows."""
@@ -100,15 +189,10 @@ class Sweep:
     def __init__(
         self, plan: Plan, index: int, bands: list[Band], received: list[Tensor], grids: list[Tensor], tops: list[int]
     ) -> None:
-        s = plan.call.sizes
         self.plan, self.index, self.bands = plan, index, bands
         self.received, self.grids, self.tops = received, grids, tops
-        self.rows = slice(bands[0].start - plan.start, bands[-1].stop - plan.start)
-        self.at = (*(int(i) for i in np.unravel_index(index, (*s.batch, s.heads))),)
-        self.batch = index // s.heads if len(plan.seen.first) > 1 else 0
-        self.first, self.stop = plan.seen.first[self.batch], plan.seen.stop[self.batch]
-        holes = plan.limits.holes
-        self.holes = None if holes is None else holes[index // s.heads if len(holes) > 1 else 0]
+        self.batch = index // plan.call.sizes.heads if plan.batches > 1 else 0
+        self.first, self.stop = (_member(x, self.batch) for x in plan.seen[:2])
 
     @property
     def cells(self) -> int:
@@ -117,114 +201,83 @@ class Sweep:
 
     def run(self) -> None:
         """Sweep over all bands."""
-        plan = self.plan
-        self._take_rows()
-        self.keys: dict[tuple[int, int], Tensor] = {}
-        self.buffers = plan.take()
+        plan, call, s = self.plan, self.plan.call, self.plan.call.sizes
+        self.at = (*(int(i) for i in np.unravel_index(self.index, (*s.batch, s.heads))),)
+        self.q, self.k = call.q[self.at], call.k[(*self.at[:-1], self.at[-1] // s.groups)]
+        self.level = plan.level[self.index]
+        self.factor = call.scale * _LOG2_E if call.softcap is None else call.scale / call.softcap
+        buffers = plan.take()
         for band in self.bands:
-            low, high = int(self.first[band.start]), int(self.stop[band.stop - 1])
-            if low < high:
-                self._band(band, low, high)
-        plan.spare.append(self.buffers)
+            program = buffers.program(plan, self.batch, band)
+            if program.strides:
+                self._band(band, program)
+        plan.spare.append(buffers)
 
-    def _take_rows(self) -> None:
-        """Queries such that their products with keys, plus a level for each row, are logarithms."""
-        plan, call = self.plan, self.plan.call
-        rows = slice(self.bands[0].start, self.bands[-1].stop) if plan.order is None else plan.order[self.rows]
-        q, self.k = call.q[self.at][rows], call.k[(*self.at[:-1], self.at[-1] // call.sizes.groups)]
-        self.finite = bool(torch.isfinite(q.sum() + self.k.sum()))
-        factor = call.scale * _LOG2_E if call.softcap is None else call.scale / call.softcap
-        self.level = plan.lse[self.at][rows, None] * -_LOG2_E
-        # A row that sees nothing is all hidden; here it must only not be NaN.
-        self.level.masked_fill_(self.level == torch.inf, 0.0)
-        self.q = q.to(self.level.dtype) * factor
-        by_query = [None if x is None else x[self.at][rows] for x in plan.by_query]
-        self.totals = list(zip(by_query, self.received, strict=True))[int(plan.strip_gives_received) :]
-        first, stop = plan.limits[:2]
-        self.limits = first[self.batch, rows], stop[self.batch, rows]
-        self.places = plan.places[self.rows]
-
-    def _band(self, band: Band, low: int, high: int) -> None:
-        """All that the rows of a band see, from column `low` to `high`."""
-        plan, sums, height = self.plan, self.buffers.sums, band.stop - band.start
-        rows = slice(band.start - self.bands[0].start, band.stop - self.bands[0].start)
-        q, level = self.q[rows], self.level[rows]
+    def _band(self, band: Band, program: Program) -> None:
+        """All that the rows of a band see."""
+        plan, height = self.plan, band.stop - band.start
+        level = band.of(self.level)
+        q, keys = _as(level.dtype, band.of(self.q)), self.k[program.low : program.high].T.split(program.widths, 1)
         tops = [Best(height, weights.shape[-1], weights.dtype) for _, weights in plan.tops]
-        # Between these columns all rows see everything.
-        begun, ended = int(self.first[band.stop - 1]), int(self.stop[band.start])
-        strips = [
-            (pool.maxima if columns.largest else pool.sums, strip[: pool.count], columns)
-            for pool, strip, columns in zip(band.pools, self.buffers.strips, plan.columns, strict=True)
-            if pool is not None
-        ]
-        if plan.rows:
-            offset = plan.call.sizes.keys - plan.call.sizes.queries
-            sums.begin(self.places[rows], band.start + offset, band.stop - 1 + offset)
-        for left, right in plan.cuts(low, high):
-            tile = self.buffers.tile(height, right - left)
-            self._score(q, level, left, right, tile.logs)
-            shades: list[Shade] = []
-            if left < begun or ended < right or self.holes is not None:
-                shades = self._shades(rows, left, right, begun, ended)
-            for shade in shades:
-                shade.hide(tile.logs, tile.weights, self.finite)
-            torch.exp2(tile.logs, out=tile.weights)
-            for reduce, strip, columns in strips:
-                columns.fill(strip, left, right, tile.weights, reduce)
-            for by_query, total in self.totals:
+        weighted = [None if x is None else band.of(x[self.at]) for x in plan.by_query]
+        totals = list(zip(weighted, self.received, strict=True))[int(plan.strip_gives_received) :]
+        program.sums.begin()
+        for (left, right, tile, shades, hiding, steps), part in zip(program.strides, keys, strict=True):
+            self._score(q, level, part, tile.logs)
+            if shades and (hiding is None or not self._finite()):
+                for shade in shades:
+                    shade.hide(tile.logs, tile.weights, self._finite())
+            else:
+                for step in hiding or ():
+                    step()
+            for step in steps:
+                step()
+            for by_query, total in totals:
                 if by_query is None:
                     total[left:right] += tile.weights.sum(0)
                 else:
-                    total[left:right].addmv_(tile.turned, by_query[rows])
-            if plan.rows:
-                sums.add(tile, left, right)
+                    total[left:right].addmv_(tile.turned, by_query)
             for shade in shades if tops else ():
                 shade.mark(tile.weights, tile.logs)
             for top in tops:
                 top.add(tile.weights, left)
-        self._finish(band, low, high, tops)
+        self._finish(band, program, tops)
 
-    def _score(self, q: Tensor, level: Tensor, left: int, right: int, logs: Tensor) -> None:
+    def _finite(self) -> bool:
+        """Whether there is no inf and no NaN in q and k, which would stay in their sums."""
+        found = self.plan.finite
+        if self.index not in found:
+            found[self.index] = math.isfinite(float(self.q.sum() + self.k.sum()))
+        return found[self.index]
+
+    def _score(self, q: Tensor, level: Tensor, keys: Tensor, logs: Tensor) -> None:
         """Logarithms of weights, base 2, of all cells of a tile."""
-        keys = self.keys.get((left, right))
-        if keys is None:
-            keys = self.k[left:right].T
-            if keys.dtype == logs.dtype:
-                self.keys[left, right] = keys
-            else:
-                keys = keys.to(logs.dtype)
-        softcap = self.plan.call.softcap
+        keys, softcap = _as(logs.dtype, keys), self.plan.call.softcap
         if softcap is None:
-            torch.addmm(level, q, keys, out=logs)
+            torch.addmm(level, q, keys, alpha=self.factor, out=logs)
         else:
-            torch.mm(q, keys, out=logs).tanh_().mul_(softcap * _LOG2_E).add_(level)
+            torch.addmm(level, q, keys, beta=0.0, alpha=self.factor, out=logs)
+            logs.tanh_().mul_(softcap * _LOG2_E).add_(level)
 
-    def _shades(self, rows: slice, left: int, right: int, begun: int, ended: int) -> list[Shade]:
-        """What rows of a band do not see of a tile."""
-        keys, shades = self.plan.limits.keys, []
-        stop, start = min(begun, right), max(ended, left)
-        if left < stop:
-            shades.append(Shade(slice(0, stop - left), keys[left:stop], self.limits[0][rows]))
-        if start < right:
-            shades.append(Shade(slice(start - left, right - left), self.limits[1][rows], keys[start:right]))
-        if self.holes is not None and bool((holes := self.holes[left:right]).lt(0).any()):
-            shades.append(Shade(slice(0, right - left), holes, torch.zeros_like(self.limits[0][rows])))
-        return shades
-
-    def _finish(self, band: Band, low: int, high: int, tops: list[Best]) -> None:
+    def _finish(self, band: Band, program: Program, tops: list[Best]) -> None:
         """From what was found of a band to results."""
         plan = self.plan
-        for i, pool in enumerate(band.pools):
-            if pool is not None:
-                top = pool.top - self.tops[i]
-                strip, grid = self.buffers.strips[i][: pool.count], self.grids[i][top : top + pool.count]
-                plan.columns[i].add(strip, low, high, grid)
+        for i, strip in program.strips.items():
+            strip.finish(self.grids[i].numpy(), self.tops[i])
         if plan.strip_gives_received:
-            pool = band.pools[0]
-            assert pool is not None
-            self.received[0][low:high] += self.buffers.strips[0][: pool.count, low:high].sum(0)
+            program.strips[0].add_rows(self.received[0].numpy())
         rows = slice(band.start - plan.start, band.stop - plan.start)
         for name, found in plan.rows.items():
-            found[self.index, rows] = self.buffers.sums.result(name)
+            program.sums.result(name, found[self.index, rows])
         for best, (keys, weights) in zip(tops, plan.tops, strict=True):
             keys[self.index, rows], weights[self.index, rows] = best.result()
+
+
+def _member(x: Any, batch: int) -> Any:
+    """What holds for a member of the batch, or for all of them."""
+    return x[batch if len(x) > 1 else 0]
+
+
+def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """Some numbers in a dtype; if they are in it, without waiting for Python's lock."""
+    return x if x.dtype == dtype else x.to(dtype)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,12 +37,23 @@ def spread(tasks: Iterable[Callable[[], T]], alone: bool = False) -> list[T]:
         with torch.inference_mode():
             return [task() for task in tasks]
 
-    def one(task: Callable[[], T]) -> T:
+    results: list[Any] = [None] * len(tasks)
+    waiting = iter(range(len(tasks)))
+
+    def work() -> None:
         # What torch is told about gradients is told to one thread only.
         with torch.inference_mode():
-            return task()
+            for i in waiting:
+                results[i] = tasks[i]()
 
-    return list(_pool(min(threads, _MOST), max(1, threads // _MOST)).map(one, tasks))
+    # Each thread takes what is next, and nobody has to be told: that would be one more who waits for Python's lock.
+    workers = min(threads, _MOST)
+    pool = _pool(workers, max(1, threads // _MOST))
+    threads_done = [pool.submit(work) for _ in range(workers)]
+    wait(threads_done)
+    for done in threads_done:
+        done.result()
+    return results
 
 
 def _pool(workers: int, each: int) -> ThreadPoolExecutor:

@@ -1,0 +1,56 @@
+"""Memory is kept for the next who needs as much."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sightline.lens import memory
+from sightline.lens.memory import Block
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_kept", [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 1000, 1 << 20])
+def test_as_many_numbers_as_asked_for(count: int, dtype: torch.dtype) -> None:
+    numbers = Block(count, dtype).numbers
+    assert numbers.shape == (count,)
+    assert numbers.dtype == dtype
+    assert numbers.fill_(3.0).sum() == 3 * count
+
+
+def test_memory_is_used_again_by_one_at_a_time() -> None:
+    first, second = Block(10, torch.float32), Block(10, torch.float32)
+    places = {block.numbers.data_ptr() for block in (first, second)}
+    assert len(places) == 2
+    first.free()
+    second.free()
+    again = [Block(7, torch.float64) for _ in range(3)]
+    assert len({block.numbers.data_ptr() for block in again}) == 3
+    assert places < {block.numbers.data_ptr() for block in again}
+
+
+def test_what_is_too_small_is_not_used() -> None:
+    Block(10, torch.float32).free()
+    large = Block(1 << 20, torch.float32)
+    assert large.numbers.fill_(1.0).sum() == 1 << 20
+
+
+def test_not_much_is_kept() -> None:
+    for block in [Block(1, torch.float32) for _ in range(2 * memory._MOST)]:
+        block.free()
+    assert len(memory._kept) == memory._MOST
+    memory._kept.clear()
+    Block(memory._LARGEST, torch.float32).free()
+    assert not memory._kept
+
+
+@pytest.mark.parametrize("large_pages", [True, False])
+def test_systems_without_large_pages(large_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not large_pages:
+        monkeypatch.delattr(memory.mmap, "MADV_HUGEPAGE", raising=False)
+    assert Block(5, torch.float32).numbers.zero_().sum() == 0
