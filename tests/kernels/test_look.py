@@ -131,8 +131,14 @@ def test_rows_that_sum_to_one_by_themselves(names):
         assert_same(compute._by_walk(call, row, job)[0], found, bound=5e-6)
 
 
+def test_whole_tiles_without_a_mask():
+    """Every cell is there, and nothing has to be asked for."""
+    for keys in (64, 128, 192):
+        assert_same(*both(1, 1, 64, keys, requests=[sl.Picture(cell=(8, 16))]), bound=5e-6)
+
+
 @pytest.mark.parametrize("mask", [None, sl.causal(), sl.window(9)], ids=str)
-def test_pixels_that_are_written_once(mask):
+def test_pixels_of_one_program(mask):
     """As wide as what a thread sums at once: all of them, and also those that nobody sees."""
     pictures = [sl.Picture(cell=(8, 8)), sl.Picture(cell=(16, 16)), sl.Picture(cell=(32, 32), reduce="sum")]
     for picture in pictures:

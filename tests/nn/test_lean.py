@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import sightline as sl
 from sightline.nn import EncoderLayer
-from sightline.nn import encoder as encoder_module
-from sightline.nn.lean import encode
+from sightline.nn.lean import Lean
 
 
 def made(**options):
@@ -19,9 +20,13 @@ def made(**options):
     return layer
 
 
+def encode(layer, x, mask):
+    return layer._lean.encode(layer, x, mask)
+
+
 def by_modules(monkeypatch, layer, x, **options):
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(encoder_module, "encode", lambda *_: None)
+        patch.setattr(Lean, "encode", lambda *_: None)
         return layer(x, **options)
 
 
@@ -37,7 +42,7 @@ def test_it_gives_the_bits_of_the_modules(monkeypatch, options, norm_first):
     layer, x = made(norm_first=norm_first, **options), torch.randn(2, 7, 16)
     for mask in (None, sl.causal(), sl.padding([3, 7])):
         with torch.no_grad():
-            assert encode(layer, x, layer._masked(mask)) is not None
+            assert layer._lean.encode(layer, x, layer._masked(mask)) is not None
             assert torch.equal(layer(x, mask=mask), by_modules(monkeypatch, layer, x, mask=mask))
 
 
@@ -83,6 +88,36 @@ def test_what_is_more_than_the_arithmetic_is_left_to_the_modules():
             owner, _, own = name.rpartition(".")
             setattr(layer.get_submodule(owner), own, nn.Sequential(layer.get_submodule(name)))
             assert encode(layer, x, None) is None, name
+
+
+def test_what_changes_after_the_first_call_is_seen(monkeypatch):
+    x, changes = torch.randn(2, 7, 16), {
+        "a parametrized weight": lambda layer: nn.utils.parametrizations.orthogonal(layer.attention.output),
+        "positions": lambda layer: setattr(layer.attention, "positions", sl.positions.Rotary(4)),
+        "a table of positions": lambda layer: setattr(layer.attention, "positions", sl.alibi(4)),
+        "another projection": lambda layer: setattr(layer.attention, "key", nn.Linear(16, 16)),
+        "another layer": lambda layer: setattr(layer, "feed_forward", nn.Identity()),
+        "weights in place": lambda layer: layer.attention.value.weight.data.mul_(2),
+        "a soft-cap": lambda layer: setattr(layer.attention, "softcap", 1.0),
+    }  # fmt: skip
+    for name, change in changes.items():
+        layer = made()
+        with torch.no_grad():
+            before = layer(x)
+            change(layer)
+            after = layer(x)
+        assert not torch.equal(before, after), name
+        assert torch.equal(after, by_modules(monkeypatch, layer, x)), name
+
+
+def test_copies_start_anew():
+    layer, x = made(), torch.randn(2, 7, 16)
+    with torch.no_grad():
+        expected = layer(x)
+        other = copy.deepcopy(layer)
+        torch.testing.assert_close(other(x), expected)
+        layer.attention.query.weight.zero_()
+        torch.testing.assert_close(other(x), expected)
 
 
 def test_what_is_observed_and_watched_is_the_same():

@@ -25,7 +25,6 @@ from sightline.kernels.layout import Slots, Tiling, chunks, cut, default_tiling,
 from sightline.kernels.tile import (
     HIDDEN,
     away,
-    by_pixel,
     by_thread,
     cells,
     fold,
@@ -60,7 +59,7 @@ def _look(
     SOFTCAP: tl.constexpr,
     WANT_ENTROPY: tl.constexpr, WANT_LARGEST: tl.constexpr, WANT_DISTANCE: tl.constexpr, WANT_TOTAL: tl.constexpr,
     WANT_RECEIVED: tl.constexpr, WEIGHTED: tl.constexpr, WANT_SUMS: tl.constexpr, WANT_MAXIMA: tl.constexpr,
-    BINS: tl.constexpr, ONE_BIN: tl.constexpr, ONE_PIXEL: tl.constexpr, PER_ROW: tl.constexpr,
+    BINS: tl.constexpr, ONE_BIN: tl.constexpr, TWO_SUMS: tl.constexpr, EVEN: tl.constexpr, PER_ROW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = BM // 2
@@ -100,6 +99,7 @@ def _look(
     received_1 = tl.zeros([HALF, BN], tl.float32)
     for phase in tl.static_range(2):
         # First the rows that see a part, or stand across, then all others.
+        careful = (phase == 0 and not EVEN) or not plain
         above = full_begin - begin if phase == 0 else across_begin - full_begin
         across = across_end - across_begin if phase == 0 else 0
         steps = above + across + (end - full_end) if phase == 0 else above + (full_end - across_end)
@@ -167,7 +167,7 @@ def _look(
 
                 t = logs(q, k_0, lse2, row, row_ok, place, column_0, column_0_ok, first, stop, slope, table, bias,
                           scale2, cap2, table_row, table_column, bias_row, bias_column,
-                          phase == 0 or not plain, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
+                          careful, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
                           PRECISION)  # fmt: skip
                 p = tl.exp2(t)
                 if WANT_LARGEST:
@@ -189,7 +189,7 @@ def _look(
 
                 t = logs(q, k_1, lse2, row, row_ok, place, column_1, column_1_ok, first, stop, slope, table, bias,
                           scale2, cap2, table_row, table_column, bias_row, bias_column,
-                          phase == 0 or not plain, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
+                          careful, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
                           PRECISION)  # fmt: skip
                 p = tl.exp2(t)
                 if WANT_LARGEST:
@@ -239,22 +239,22 @@ def _look(
                         p = p * w[:, None]
                     received_1 += fold(p, BM, BN)
             if pictured:
-                pixel_row = chunk * APART + tl.arange(0, APART)
+                f = tl.arange(0, HALF)
+                pixel_row = chunk * APART + (f // (4 * TAKEN) * 8 + f % 8 if APART > 1 else f * 0)
                 pixel_column = slot_0 + tl.arange(0, G)[:, None] * GC + tl.arange(0, 2)[None, :] * BN
                 pixel_column = (pixel_column // column_pixel)[None, :, :]
                 inside = (pixel_row < row_bins)[:, None, None] & (pixel_column < column_bins)
                 at = pixel_row.to(tl.int64)[:, None, None] * column_bins + pixel_column
                 if WANT_SUMS:
-                    found = tl.sum(by_pixel(tl.join(tl.sum(sums_0, 2), tl.sum(sums_1, 2)), APART, TAKEN), 1)
-                    found = tl.reshape(found, [APART, G, 2])
-                    if ONE_PIXEL:
-                        tl.store(sums_of + at, found * pixel_unit, mask=inside)
+                    found = tl.join(tl.sum(sums_0, 2), tl.sum(sums_1, 2))
+                    ok = inside & (found > 0)
+                    if TWO_SUMS:
+                        # Of two numbers the sum is the same in any order.
+                        tl.atomic_add(sums_of + at, found * pixel_unit, mask=ok, sem="relaxed")
                     else:
-                        ok = inside & (found > 0)
                         tl.atomic_add(sums_of + at, (found * fixed).to(tl.int64), mask=ok, sem="relaxed")
                 if WANT_MAXIMA:
-                    top = tl.max(by_pixel(tl.join(tl.max(peaks_0, 2), tl.max(peaks_1, 2)), APART, TAKEN), 1)
-                    top = tl.reshape(top, [APART, G, 2]).to(tl.int32, bitcast=True)
+                    top = tl.join(tl.max(peaks_0, 2), tl.max(peaks_1, 2)).to(tl.int32, bitcast=True)
                     tl.atomic_max(maxima_of + at, top, mask=inside & (top > 0), sem="relaxed")
     if WANT_RECEIVED:
         tl.store(RECEIVED + map_id * keys + column_0, tl.sum(received_0, 0), mask=column_0_ok)
@@ -352,8 +352,8 @@ def look(
     bin_parts = -(-2 * grid[1] // bins)
     one_bin = bins > 1 and bin_parts == 1
     group = min(columns.group, tiling.columns)
-    # A pixel as wide as what a thread sums at once is written by one program at one time: nothing has to be added.
-    one_pixel = columns.pixel == group
+    # A pixel as wide as what a thread sums at once belongs to one program, and there to the threads that have its rows.
+    two_sums = columns.pixel == group and rows.apart > 1 and tiling.rows // rows.apart <= 4
 
     def new(*size: int, dtype: torch.dtype = torch.float32, fill: int | None = None) -> Tensor:
         empty = torch.empty(size, dtype=dtype, device=device)
@@ -374,10 +374,8 @@ def look(
     if "received" in want:
         found["received"] = new(batch, heads, keys)
     for name in want & {"sums", "maxima"}:
-        once = name == "sums" and one_pixel
-        dtype = torch.float32 if once else torch.int64 if name == "sums" else torch.int32
-        hidden = intervals is not None or table is not None
-        found[name] = new(batch, heads, rows.bins, columns.bins, dtype=dtype, fill=None if once and not hidden else 0)
+        dtype = torch.int32 if name == "maxima" else torch.float32 if two_sums else torch.int64
+        found[name] = new(batch, heads, rows.bins, columns.bins, dtype=dtype, fill=0)
     # As many bits behind the point as 62 leave for the largest sum there can be.
     fixed = 2.0 ** (61 - max(queries, 2).bit_length())
     fixed_entropy, fixed_distance = 2.0**52, 2.0 ** (61 - max(keys, queries, 2).bit_length())
@@ -396,6 +394,9 @@ def look(
     def strides(x: Tensor | None) -> tuple[int, ...]:
         return (0, 0, 0, 0) if x is None else x.stride()
 
+    # Without a mask, and with whole tiles, every cell is there.
+    even = intervals is None and table is None and rows.edges is None and columns.edges is None
+    even = even and rows.length % chunk == 0 and columns.slots % (2 * tiling.columns) == 0
     where = {name: sums_of_rows[..., i:] for i, name in enumerate(added)}
     _look[grid](
         q, k, given(None) if fetch is None else fetch, lse2, first, stop, seen, given(slopes), given(table),
@@ -406,7 +407,7 @@ def look(
         0 if seen.shape[0] == 1 else seen.stride(0), *strides(table), *strides(bias),
         heads, heads // k.shape[1], queries, keys,
         scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E, fixed, fixed_entropy, fixed_distance,
-        pixel_unit if one_pixel else fixed, bin_parts,
+        pixel_unit, bin_parts,
         rows.start, rows.length, rows.pixel, rows.bins, per_chunk,
         columns.start, columns.slots, columns.pixel, columns.bins,
         D=dim, DIM=max(16, triton.next_power_of_2(dim)), BM=tiling.rows, BN=tiling.columns, TMA=fetch is not None,
@@ -416,11 +417,11 @@ def look(
         WANT_ENTROPY="entropy" in want, WANT_LARGEST="max_score" in want, WANT_DISTANCE="distance" in want,
         WANT_TOTAL="total" in want, WANT_RECEIVED="received" in want, WEIGHTED=weights is not None,
         WANT_SUMS="sums" in want, WANT_MAXIMA="maxima" in want, BINS=bins,
-        ONE_BIN=one_bin, ONE_PIXEL=one_pixel, PER_ROW=len(added),
+        ONE_BIN=one_bin, TWO_SUMS=two_sums, EVEN=even, PER_ROW=len(added),
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
     )  # fmt: skip
-    if "sums" in found and not one_pixel:
+    if "sums" in found and not two_sums:
         found["sums"] = found["sums"] * (pixel_unit / fixed)  # a float32, in one go
     if "maxima" in found:
         found["maxima"] = found["maxima"].view(torch.float32)

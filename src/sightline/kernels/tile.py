@@ -117,15 +117,6 @@ def fold_peaks(peaks, BM: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
-def by_pixel(x, APART: tl.constexpr, TAKEN: tl.constexpr):
-    """What was folded, [half the rows, groups, 2], as [pixels / 8, rows of a pixel, 8 pixels, groups, 2]."""
-    if APART > 1:
-        return tl.reshape(x, [APART // 8, TAKEN // 2, 8, x.shape[1], x.shape[2]])
-    else:
-        return tl.reshape(x, [1, TAKEN // 2, 1, x.shape[1], x.shape[2]])
-
-
-@triton.jit
 def tile_at(step, above, across, begin, second, third, FIRST_PHASE: tl.constexpr):
     """The tile of a step: from `begin` on, then from `second` on, then from `third` on."""
     if FIRST_PHASE:

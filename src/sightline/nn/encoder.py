@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from sightline.nn.checks import check_sequence
 from sightline.nn.from_torch import build, read_encoder_layer, read_stack
 from sightline.nn.layer import Layer, LayerOptions
-from sightline.nn.lean import encode
 from sightline.nn.stack import Stack, divide, mask_of_each, norm_at_the_end
 from sightline.positions.base import whole
 
@@ -66,7 +65,7 @@ class EncoderLayer(Layer):
         check_sequence(self, "x", x, self.width)
         mask = self._masked(mask)
         if bias is None and at is None:
-            lean = encode(self, x, mask)
+            lean = self._lean.encode(self, x, mask)
             if lean is not None:
                 return lean
         x = self._residual("attention", x, lambda h: self.attention(h, mask=mask, bias=bias, at=at))

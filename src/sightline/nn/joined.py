@@ -62,12 +62,7 @@ def is_plain(linear: nn.Module) -> bool:
     >>> is_plain(nn.Linear(2, 2)), is_plain(nn.Identity())
     (True, False)
     """
-    return (
-        type(linear) is nn.Linear
-        and not linear._forward_hooks
-        and not linear._forward_pre_hooks
-        and type(linear._parameters.get("weight")) is nn.Parameter  # not a fake one, or one of a subclass
-    )
+    return type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks
 
 
 class Joined:
@@ -96,8 +91,10 @@ class Joined:
         for linear in linears:
             own = linear._parameters
             weight, bias = own["weight"], own["bias"]
+            if type(weight) is not nn.Parameter:
+                return None  # a fake one, or one of a subclass
             # What was joined is held, so no other weight can come to lie at its address.
-            addresses.append(weight.data_ptr())  # type: ignore[union-attr]
+            addresses.append(weight.data_ptr())
             if bias is not None:
                 addresses.append(bias.data_ptr())
         if self._found is None or self._found[0] != addresses:

@@ -11,6 +11,7 @@ from sightline.errors import InputTypeError, explain
 from sightline.masks import Mask, as_mask
 from sightline.nn.checks import share
 from sightline.nn.feedforward import FeedForward
+from sightline.nn.lean import Lean
 from sightline.nn.multihead import MultiHeadAttention
 from sightline.nn.norms import make_norm
 from sightline.nn.observe import Observable
@@ -96,6 +97,7 @@ class Layer(Observable):
         self.width, self.mask = self.attention.width, mask
         self.norm_first, self.norm_output = norm_first, norm_output
         self.dropout = nn.Dropout(share("dropout", dropout))
+        self._lean = Lean()
         for name in ("attention", "feed_forward"):
             self._add_norms(name, norm, eps, bias)
 

@@ -207,6 +207,11 @@ class MultiHeadAttention(Attends):
         return self._project_joined(x, joined)
 
     def _project_joined(self, x: Tensor, joined: Affine) -> tuple[Tensor, Tensor, Tensor]:
+        if self.heads == self.kv_heads and self.head_dim == self.value_dim:
+            # [*batch, time, 3, heads, dim]: three views in all instead of seven.
+            together = F.linear(x, *joined).view(*x.shape[:-1], 3, self.heads, self.head_dim)
+            q, k, v = together.transpose(-4, -2).unbind(-3)
+            return q, k, v
         sizes = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
         q, k, v = F.linear(x, *joined).split(sizes, -1)
         return (
