@@ -40,8 +40,9 @@ demo: $(RUN) $(PAGE) ## a trained model on a sentence: an account of its attenti
 	@echo && $(BIN)/sightline serve $(VENV)/demo --port $(PORT)
 
 # Many tests start a Python of their own: it must find compiled what was imported before, whatever the environment says.
+# A worker that has nothing left takes tests from the other: both end at the same time.
 test: check $(PAGE) $(CHROMIUM) ## make check, then every test and every example in the documentation
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(DEV) ## lint, formatting and types
 	$(BIN)/ruff check .
