@@ -8,6 +8,11 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Python compiles what it imports by itself: compiling all that is installed would take most of a minute.
 INSTALL := $(PIP) install --no-compile -c constraints.txt
 
+# What does not need each other is set up side by side.
+MAKEFLAGS += --jobs=2
+# Python keeps what it compiled for the next one that starts, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 # One stamp per kind of environment; a second run finds them and starts at once.
 CREATED := $(VENV)/.stamp-created
 RUN     := $(VENV)/.stamp-run
@@ -39,10 +44,9 @@ demo: $(RUN) $(PAGE) ## a trained model on a sentence: an account of its attenti
 	@$(BIN)/sightline look $(DEMO_TEXT) --model minilm --out $(VENV)/demo
 	@echo && $(BIN)/sightline serve $(VENV)/demo --port $(PORT)
 
-# Many tests start a Python of their own: it must find compiled what was imported before, whatever the environment says.
 # A worker that has nothing left takes tests from the other: both end at the same time.
 test: check $(PAGE) $(CHROMIUM) ## make check, then every test and every example in the documentation
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(DEV) ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ def cost() -> list[dict]:
             runs |= {name: (lambda s=s: sl.observe(q, k, v, mask=mask, stats=s)) for name, s in sets.items()}
             if length <= 4096:
                 runs["eager, with its map"] = lambda: _eager(q, k, v, causal)
-            result = compare(runs, repeats=15 if GPU else 5)
+            result = compare(runs, repeats=15)
             best = min((n for n in ("forward", "cudnn", "flash") if n in result), key=lambda n: result[n]["median_ms"])
             for name in runs:
                 rows.append(

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sightline.kernels.layout import Slots, Tiling, chunks, cut, default_tiling, descriptor, tiles_seen
+from sightline.kernels.rows import NOTHING, finish, prepare
 from sightline.kernels.tile import (
     HIDDEN,
     away,
@@ -37,11 +38,6 @@ from sightline.kernels.tile import (
 )
 
 LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
-# The largest negated log2 of a weight that a row has seen, before it has seen any: a pattern no float reaches.
-NOTHING = 0x7FFFFFFF
-# Rows that a program prepares and finishes.
-_ROWS = 1024
 
 
 @triton.jit
@@ -261,53 +257,6 @@ def _look(
         tl.store(RECEIVED + map_id * keys + column_1, tl.sum(received_1, 0), mask=column_1_ok)
 
 
-@triton.jit
-def _prepare(LSE, L, PAIR, LARGEST, rows, PAIRS: tl.constexpr, MAXIMUM: tl.constexpr, BLOCK: tl.constexpr):
-    """Logarithms to base 2, 0 for rows that see nothing; and what the pass adds to, before it begins."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < rows
-    lse2 = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32) * 1.4426950408889634
-    tl.store(L + i, tl.where(lse2 == -float("inf"), 0.0, lse2), mask=ok)
-    if PAIRS > 0:
-        for part in tl.static_range(PAIRS):
-            tl.store(PAIR + i * PAIRS + part, tl.zeros([BLOCK], tl.int64), mask=ok)
-    if MAXIMUM:
-        tl.store(LARGEST + i, tl.full([BLOCK], 0x7FFFFFFF, tl.int32), mask=ok)
-
-
-@triton.jit
-def _finish(
-    LSE, SUMS, LARGEST, ENTROPY, DISTANCE, TOTAL, SCORE, rows, unit_entropy, unit_distance, unit_total,
-    PER_ROW: tl.constexpr, AT_ENTROPY: tl.constexpr, AT_DISTANCE: tl.constexpr, AT_TOTAL: tl.constexpr,
-    MAXIMUM: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """From the sums of each row to its statistics; AT_... says where a sum stands in its row, -1 if it does not."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < rows
-    sums = SUMS + i * PER_ROW
-    if AT_TOTAL >= 0:
-        total = tl.load(sums + AT_TOTAL, mask=ok, other=0).to(tl.float32) * unit_total
-        tl.store(TOTAL + i, total, mask=ok)
-        some = tl.maximum(total, 1.1754943508222875e-38)
-    if AT_ENTROPY >= 0:
-        spread = -(tl.load(sums + AT_ENTROPY, mask=ok, other=0).to(tl.float32) * unit_entropy)
-        if AT_TOTAL >= 0:
-            # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
-            spread = tl.where(total > 0, tl.log(some) + spread / some, 0.0)
-        tl.store(ENTROPY + i, tl.maximum(spread, 0.0), mask=ok)
-    if AT_DISTANCE >= 0:
-        far = tl.load(sums + AT_DISTANCE, mask=ok, other=0).to(tl.float32) * unit_distance
-        if AT_TOTAL >= 0:
-            far = tl.where(total > 0, far / some, 0.0)
-        tl.store(DISTANCE + i, far, mask=ok)
-    if MAXIMUM:
-        bits = tl.load(LARGEST + i, mask=ok, other=0x7FFFFFFF)
-        score = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32)
-        score -= bits.to(tl.float32, bitcast=True) * 0.6931471805599453
-        # Where nothing was seen the bits are NaN as a float.
-        tl.store(SCORE + i, tl.where(score == score, score, -float("inf")), mask=ok)
-
-
 def look(
     q: Tensor,
     k: Tensor,
@@ -347,7 +296,6 @@ def look(
     batch, heads, queries, dim = q.shape
     keys, device = k.shape[2], q.device
     tiling = tiling or default_tiling(dim, q.dtype, want)
-    shape = (batch, heads, queries)
     grid = (batch * heads, triton.cdiv(columns.slots, 2 * tiling.columns))
     bin_parts = -(-2 * grid[1] // bins)
     one_bin = bins > 1 and bin_parts == 1
@@ -359,18 +307,15 @@ def look(
         empty = torch.empty(size, dtype=dtype, device=device)
         return empty if fill is None else empty.fill_(fill)
 
-    found: dict[str, Tensor] = {}
-    lse = lse.contiguous()
-    lse2 = new(*shape)
-    added = [name for name in ("entropy", "distance", "total") if name in want]
-    sums_of_rows = new(*shape, len(added), dtype=torch.int64)
-    largest = lse2
+    largest = None
     if "max_score" in want:
         fill = NOTHING if bins > 1 and not one_bin else None
         largest = new(batch, heads, bins, queries, dtype=torch.int32, fill=fill)
-    every_row = (triton.cdiv(lse.numel(), _ROWS),)
-    prepared = "max_score" in want and bins == 1
-    _prepare[every_row](lse, lse2, sums_of_rows, largest, lse.numel(), len(added), prepared, _ROWS)
+    of_rows = None if bins > 1 else largest
+    added: list[str] = [name for name in ("entropy", "distance", "total") if name in want]
+    lse = lse.contiguous()
+    lse2, sums_of_rows = prepare(lse, len(added), of_rows)
+    found: dict[str, Tensor] = {}
     if "received" in want:
         found["received"] = new(batch, heads, keys)
     for name in want & {"sums", "maxima"}:
@@ -401,7 +346,7 @@ def look(
     _look[grid](
         q, k, given(None) if fetch is None else fetch, lse2, first, stop, seen, given(slopes), given(table),
         given(bias), given(weights),
-        given(where.get("entropy")), largest, given(where.get("distance")), given(where.get("total")),
+        given(where.get("entropy")), given(largest), given(where.get("distance")), given(where.get("total")),
         *(given(found.get(name)) for name in ("received", "sums", "maxima")), given(rows.edges), given(columns.edges),
         *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
         0 if seen.shape[0] == 1 else seen.stride(0), *strides(table), *strides(bias),
@@ -425,22 +370,8 @@ def look(
         found["sums"] = found["sums"] * (pixel_unit / fixed)  # a float32, in one go
     if "maxima" in found:
         found["maxima"] = found["maxima"].view(torch.float32)
-    if bins > 1 and "max_score" in want:
+    if bins > 1 and largest is not None:
         found["largest"] = largest
         found["bin_edges"] = cut(columns, bin_parts * tiling.columns, bins, device).to(torch.int32)
-    results = [*added, "max_score"] if prepared else added
-    found |= {name: new(*shape) for name in results}
-    if results:
-        places = {name: added.index(name) if name in added else -1 for name in ("entropy", "distance", "total")}
-        _finish[every_row](
-            lse, sums_of_rows, largest, *(given(found.get(name)) for name in ("entropy", "distance", "total")),
-            given(found.get("max_score")), lse.numel(), LN2 / fixed_entropy, 1 / fixed_distance, 1 / fixed,
-            len(added), places["entropy"], places["distance"], places["total"], prepared, _ROWS,
-        )  # fmt: skip
-    return found
-
-
-def max_scores(lse: Tensor, least: Tensor) -> Tensor:
-    """The largest score of each row, from the log2 of its largest weight, negated, as bits."""
-    score = torch.sub(lse.float(), least.view(torch.float32), alpha=LN2)
-    return score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    units = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
+    return found | finish(lse, sums_of_rows, added, units, of_rows)

@@ -19,12 +19,13 @@ _FEW = 24
 class ColumnPool:
     """The pixels of a picture along its columns. A strip has a column for each cell, and zeros that fill up pixels."""
 
-    def __init__(self, axis: Axis, largest: bool, dtype: torch.dtype) -> None:
-        self.axis, self.largest = axis, largest
+    def __init__(self, axis: Axis, largest: bool, dtype: torch.dtype, unit: float = 1.0) -> None:
+        """Sums are multiplied by the unit."""
+        self.axis, self.largest, self.unit = axis, largest, unit
         self.cell, self.start, self.stop = axis.regular, axis.start, axis.stop
         if self.cell:
             self.width = axis.bins * self.cell
-            self.ones = torch.ones(self.cell, dtype=dtype)
+            self.ones = torch.full((self.cell,), unit, dtype=dtype)
         else:
             # Pixels differ by a cell: the shorter ones take a zero from the end of the strip.
             widths = np.diff(axis.edges)
@@ -54,6 +55,13 @@ class ColumnPool:
     def pixels(self, strip: Tensor, first: int, stop: int) -> Tensor:
         """The sums or maxima of the pixels from `first` to `stop`, which are all of the strip if they are regular."""
         rows, pixels = strip.shape[0], stop - first
+        if 1 < self.cell <= _FEW and not self.largest:
+            return torch.mv(strip.view(-1, self.cell), self.ones).view(rows, pixels)
+        found = self._found(strip, rows, first, stop)
+        return found if self.unit == 1.0 else found * self.unit
+
+    def _found(self, strip: Tensor, rows: int, first: int, stop: int) -> Tensor:
+        pixels = stop - first
         if not self.cell:
             picked = strip.index_select(1, self.picks[:, first:stop].reshape(-1)).view(rows, -1, pixels)
             return picked.amax(1) if self.largest else picked.sum(1)
@@ -61,9 +69,7 @@ class ColumnPool:
             return strip
         if self.largest:
             return strip.view(rows, pixels, self.cell).amax(-1)
-        if self.cell > _FEW:
-            return strip.view(rows, pixels, self.cell).sum(-1)
-        return torch.mv(strip.view(-1, self.cell), self.ones).view(rows, pixels)
+        return strip.view(rows, pixels, self.cell).sum(-1)
 
 
 class Strip:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sightline.lens.accumulators import finish_rows
 from sightline.lens.bands import Band, bands
 from sightline.lens.columns import ColumnPool
+from sightline.lens.pictures import means_of
 from sightline.lens.row_sums import Scales
 from sightline.lens.shade import Limits
 from sightline.lens.stretches import stretches
@@ -68,6 +69,7 @@ def run(
     axes = [job.grids[key] for key in keys]
     requests = sorted(job.received, key=lambda request: request != "received")
     by_query = [None if request == "received" else request.weights for request in requests]  # type: ignore[union-attr]
+    means = means_of(job.pictures, job.grids)
     whole = bool(keys) and not keys[0][-1] and _is_whole(axes[0], call)
     cut = bands(rows, height, [vertical for vertical, _ in axes], dtype)
     order = torch.cat([band.order for band in cut])
@@ -87,7 +89,10 @@ def run(
         },
         tops=[_nothing(maps, s.queries, top.n, dtype) for top in job.tops],
         by_query=by_query,
-        columns=[ColumnPool(horizontal, key[-1], dtype) for key, (_, horizontal) in zip(keys, axes, strict=True)],
+        columns=[
+            ColumnPool(horizontal, key[-1], dtype, 1 / means[key][1] if key in means else 1.0)
+            for key, (_, horizontal) in zip(keys, axes, strict=True)
+        ],
         strip_rows=[max((pool.count for band in cut if (pool := band.pools[i])), default=0) for i in range(len(keys))],
         strip_gives_received=whole and bool(requests) and by_query[0] is None,
         scales=Scales.of(s.queries + s.keys + 1, dtype),
@@ -103,9 +108,10 @@ def run(
     def shaped(x: Any) -> Any:
         return tuple(map(shaped, x)) if isinstance(x, tuple) else x.view(*s.batch, s.heads, *x.shape[1:])
 
+    found |= {means[key][0]: grid for key, grid in zip(keys, grids, strict=True) if key in means}
     return (
         {key: shaped(value) for key, value in found.items()},
-        {key: shaped(grid) for key, grid in zip(keys, grids, strict=True)},
+        {key: shaped(grid) for key, grid in zip(keys, grids, strict=True) if key not in means},
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sightline.lens.pictures import cells_of_pixels, grid_key
+from sightline.lens.pictures import means_of
 from sightline.masks import Band, Dense, Padding, Prefix
 from sightline.masks.base import And
 from sightline.positions import Alibi
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sightline.kernels.layout import Slots, Tiling
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
-    from sightline.lens.requests import Picture
     from sightline.masks import Mask
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -76,7 +75,8 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     The strongest keys may be missing from them: their kernels do not do every call.
     """
     from sightline.kernels.layout import default_tiling
-    from sightline.kernels.look import look, max_scores
+    from sightline.kernels.look import look
+    from sightline.kernels.rows import max_scores
     from sightline.kernels.top import MOST, bins_for, top
 
     s = call.sizes
@@ -108,7 +108,7 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     if tops:
         want.add("max_score")  # whose bins tell where to look
     pending = list(job.grids.items())
-    means = _means(job)
+    means = means_of(job.pictures, job.grids)
     bins, width = 1, s.keys
     largest = edges = lse
     while want or pending:
@@ -160,19 +160,6 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         if "max_score" in job.rows and "max_score" not in found:
             found["max_score"] = shaped(max_scores(lse, least))
     return found, grids
-
-
-def _means(job: Job) -> dict[tuple, tuple[Picture, int]]:
-    """Pictures that are the sums of pixels divided by one number: the kernel can do that itself."""
-    found: dict[tuple, tuple[Picture, int]] = {}
-    for picture in job.pictures:
-        key = grid_key(picture)
-        vertical, horizontal = job.grids[key]
-        cells = cells_of_pixels(vertical, horizontal)
-        plain = picture.reduce == "mean" and not picture.visible_only and vertical.shown is horizontal.shown is None
-        if plain and cells is not None and [grid_key(other) for other in job.pictures].count(key) == 1:
-            found[key] = picture, cells
-    return found
 
 
 def _masks(call: Call) -> dict[str, Any] | None:

@@ -54,6 +54,19 @@ def cells_of_pixels(vertical: Axis, horizontal: Axis) -> int | None:
     return int(heights[0] * widths[0]) if same else None
 
 
+def means_of(pictures: list[Picture], grids: dict[tuple, tuple[Axis, Axis]]) -> dict[tuple, tuple[Picture, int]]:
+    """Pictures that are the sums of their pixels divided by one number, by their grid: a pass can divide itself."""
+    keys = [grid_key(picture) for picture in pictures]
+    found: dict[tuple, tuple[Picture, int]] = {}
+    for key, picture in zip(keys, pictures, strict=True):
+        vertical, horizontal = grids[key]
+        cells = cells_of_pixels(vertical, horizontal)
+        plain = picture.reduce == "mean" and not picture.visible_only and vertical.shown is horizontal.shown is None
+        if plain and cells is not None and keys.count(key) == 1:
+            found[key] = picture, cells
+    return found
+
+
 def _cells(vertical: Axis, horizontal: Axis, device: torch.device) -> Tensor | int:
     """How many cells each pixel has: one number where all have the same, which needs no wait for a GPU."""
     same = cells_of_pixels(vertical, horizontal)

@@ -1,0 +1,103 @@
+"""What is done for each row before and after a pass over the map: one small kernel each, instead of a dozen operations.
+
+A pass adds up whole numbers for each row (fixed point), next to each other in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LN2 = 0.6931471805599453
+# The largest negated log2 of a weight that a row has seen, before it has seen any: a pattern no float reaches.
+NOTHING = 0x7FFFFFFF
+# Rows of one program.
+_BLOCK = 1024
+
+
+@triton.jit
+def _prepare(LSE, L, SUMS, LARGEST, rows, PER_ROW: tl.constexpr, MAXIMUM: tl.constexpr, BLOCK: tl.constexpr):
+    """Logarithms to base 2, 0 for rows that see nothing; and what the pass adds to, before it begins."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < rows
+    lse2 = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32) * 1.4426950408889634
+    tl.store(L + i, tl.where(lse2 == -float("inf"), 0.0, lse2), mask=ok)
+    for part in tl.static_range(PER_ROW):
+        tl.store(SUMS + i * PER_ROW + part, tl.zeros([BLOCK], tl.int64), mask=ok)
+    if MAXIMUM:
+        tl.store(LARGEST + i, tl.full([BLOCK], 0x7FFFFFFF, tl.int32), mask=ok)
+
+
+@triton.jit
+def _finish(
+    LSE, SUMS, LARGEST, ENTROPY, DISTANCE, TOTAL, SCORE, rows, unit_entropy, unit_distance, unit_total,
+    PER_ROW: tl.constexpr, AT_ENTROPY: tl.constexpr, AT_DISTANCE: tl.constexpr, AT_TOTAL: tl.constexpr,
+    MAXIMUM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From the sums of each row to its statistics; AT_... says where a sum stands in its row, -1 if it does not."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < rows
+    sums = SUMS + i * PER_ROW
+    if AT_TOTAL >= 0:
+        total = tl.load(sums + AT_TOTAL, mask=ok, other=0).to(tl.float32) * unit_total
+        tl.store(TOTAL + i, total, mask=ok)
+        some = tl.maximum(total, 1.1754943508222875e-38)
+    if AT_ENTROPY >= 0:
+        spread = -(tl.load(sums + AT_ENTROPY, mask=ok, other=0).to(tl.float32) * unit_entropy)
+        if AT_TOTAL >= 0:
+            # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
+            spread = tl.where(total > 0, tl.log(some) + spread / some, 0.0)
+        tl.store(ENTROPY + i, tl.maximum(spread, 0.0), mask=ok)
+    if AT_DISTANCE >= 0:
+        far = tl.load(sums + AT_DISTANCE, mask=ok, other=0).to(tl.float32) * unit_distance
+        if AT_TOTAL >= 0:
+            far = tl.where(total > 0, far / some, 0.0)
+        tl.store(DISTANCE + i, far, mask=ok)
+    if MAXIMUM:
+        bits = tl.load(LARGEST + i, mask=ok, other=0x7FFFFFFF)
+        score = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32)
+        score -= bits.to(tl.float32, bitcast=True) * 0.6931471805599453
+        # Where nothing was seen the bits are NaN as a float.
+        tl.store(SCORE + i, tl.where(score == score, score, -float("inf")), mask=ok)
+
+
+def prepare(lse: Tensor, per_row: int, largest: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The lse to base 2, and zeros for so many sums of each row; `largest`, one number for each row, is set to NOTHING.
+
+    `lse` is `[batch, heads, queries]` and contiguous; a row that sees nothing gets an lse of 0.
+    """
+    lse2 = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+    sums = torch.empty(*lse.shape, per_row, dtype=torch.int64, device=lse.device)
+    _prepare[(triton.cdiv(lse.numel(), _BLOCK),)](
+        lse, lse2, sums, lse2 if largest is None else largest, lse.numel(), per_row, largest is not None, _BLOCK
+    )
+    return lse2, sums
+
+
+def finish(
+    lse: Tensor, sums: Tensor, names: list[str], units: dict[str, float], largest: Tensor | None
+) -> dict[str, Tensor]:
+    """The statistics of each row from its sums, which stand in the order of their names; and the largest score.
+
+    The sums are of w log2 w (entropy), w |i - j| (distance) and w (total), in these units.
+    """
+    wanted = names if largest is None else [*names, "max_score"]
+    found = {name: torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for name in wanted}
+    if not wanted:
+        return found
+    _finish[(triton.cdiv(lse.numel(), _BLOCK),)](
+        lse, sums, lse if largest is None else largest,
+        *(found.get(name, lse) for name in ("entropy", "distance", "total", "max_score")), lse.numel(),
+        LN2 * units["entropy"], units["distance"], units["total"], len(names),
+        *(names.index(name) if name in names else -1 for name in ("entropy", "distance", "total")),
+        largest is not None, _BLOCK,
+    )  # fmt: skip
+    return found
+
+
+def max_scores(lse: Tensor, least: Tensor) -> Tensor:
+    """The largest score of each row, from the log2 of its largest weight, negated, as bits."""
+    score = torch.sub(lse.float(), least.view(torch.float32), alpha=LN2)
+    return score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
