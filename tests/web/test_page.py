@@ -635,6 +635,22 @@ def test_a_long_map_is_panned_with_bounds(visit: Visit, live: Live, long: str) -
     visit.errors[:] = [error for error in visit.errors if "ERR_ABORTED" not in error]
 
 
+def test_the_address_keeps_its_place(visit: Visit, live: Live, long: str) -> None:
+    """While the page opens, when it is read anew, and when the window changes its size."""
+    page = visit.open(f"#v=1&run={long}&view=map&L=0&H=0&at=40000,20000,-2&diag=0", estimates=True)
+    assert "at=40000,20000,-2" in page.url
+    page.goto(f"{visit.base}#v=1&run={long}&view=map&L=0&H=0&at=41000,21000,-2&diag=0")
+    page.reload()
+    page.wait_for_selector(".app:not(.empty)")
+    visit.settle(estimates=True)
+    assert "at=41000,21000,-2" in page.url
+    size = page.viewport_size
+    assert size is not None
+    page.set_viewport_size({"width": size["width"] - 80, "height": size["height"] - 60})
+    visit.settle(estimates=True)
+    assert "at=41000,21000,-2" in page.url
+
+
 def test_zooming_in_on_a_long_map_reaches_cells(visit: Visit, live: Live, long: str) -> None:
     page = visit.open(f"#v=1&run={long}&view=map&L=0&H=0", estimates=True)
     box = page.locator(".centre-map .surface").bounding_box()

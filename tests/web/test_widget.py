@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, FloatRect, Locator
 
 import sightline as sl
 from sightline.errors import InputTypeError
@@ -111,6 +111,16 @@ import('data:text/javascript;base64,' + btoa(SCRIPT)).then(({default: widget}) =
 """
 
 
+def _box(locator: Locator) -> FloatRect:
+    """Where an element is; labels are made anew when another head is shown, and for a moment are nowhere."""
+    for _ in range(100):
+        found = locator.bounding_box()
+        if found is not None:
+            return found
+        locator.page.wait_for_timeout(50)
+    raise AssertionError(f"{locator} is not shown")
+
+
 def test_the_widget_in_a_browser(browser: Browser, seen: Seen, carried: Carried) -> None:
     import base64
 
@@ -130,9 +140,8 @@ def test_the_widget_in_a_browser(browser: Browser, seen: Seen, carried: Carried)
     frame = page.frame_locator("iframe")
     frame.locator(".axis-label.row").nth(3).wait_for(timeout=20_000)
     frame.locator("select[aria-label=head]").select_option("1")
-    row = frame.locator(".axis-label.row").nth(3).bounding_box()
+    row = _box(frame.locator(".axis-label.row").nth(3))
     surface = frame.locator(".centre-map .surface").bounding_box()
-    assert row is not None
     assert surface is not None
     page.mouse.move(surface["x"] + 5.5 * row["height"], row["y"] + row["height"] / 2)
     frame.locator(".tooltip >> text=rank").wait_for(timeout=20_000)

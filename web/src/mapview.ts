@@ -315,7 +315,10 @@ export class MapView {
     const place = this.place;
     this.grid.width = width;
     this.grid.height = height;
+    // It tells of a move, to wherever the map stands before it goes to its place: that must not become the address.
+    this.placing = true;
     this.map.invalidateSize({ animate: false, pan: false });
+    this.placing = false;
     this.go(first && this.pending !== undefined ? this.pending : this.wholeShown ? null : place);
     this.pending = undefined;
   }

@@ -37,6 +37,8 @@ LIST_LIMIT = 1 << 16
 PART = ".part-"
 # A folder that was being written this long ago belongs to a process that is gone.
 ABANDONED_S = 3600.0
+# How often a copy is put into its place, if others put damaged ones there at the same time.
+_TRIES = 20
 
 
 def cache_folder() -> Path:
@@ -171,7 +173,7 @@ def _publish(part: Path, final: Path, name: str, source_sum: str) -> None:
     umask = os.umask(0)
     os.umask(umask)
     part.chmod(0o777 & ~umask)
-    for _ in range(3):
+    for _ in range(_TRIES):
         try:
             part.rename(final)
             return
@@ -185,7 +187,7 @@ def _publish(part: Path, final: Path, name: str, source_sum: str) -> None:
                 pass  # another process put it aside in the same moment
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
-    part.rename(final)
+    raise OSError(f"others write to {final} all the time")
 
 
 def _sweep(folder: Path) -> None:
