@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sightline.lens import memory
-from sightline.lens.memory import Block
+from sightline.lens.memory import Block, together, trim, zeros
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +54,40 @@ def test_systems_without_large_pages(large_pages: bool, monkeypatch: pytest.Monk
     if not large_pages:
         monkeypatch.delattr(memory.mmap, "MADV_HUGEPAGE", raising=False)
     assert Block(5, torch.float32).numbers.zero_().sum() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (3, 512, 512)], ids=str)
+def test_zeros_are_zeros_that_can_be_written_to(shape, dtype):
+    found = zeros(*shape, dtype=dtype)
+    assert found.shape == shape
+    assert found.dtype == dtype
+    assert not found.any()
+    found += 1
+    assert not zeros(*shape, dtype=dtype).any()
+
+
+def test_results_that_stay_keep_their_values():
+    tensors = {
+        "small": torch.randn(3, 5),
+        "turned": torch.randn(7, 9).T,
+        "whole numbers": torch.arange(4),
+        "booleans": torch.tensor([True, False]),
+        "half": torch.randn(3, dtype=torch.bfloat16),
+        "one": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+        "large": torch.randn(600, 600),
+    }
+    found = together(tensors)
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+    assert found["large"] is tensors["large"], "what is large enough is not copied"
+    assert together({}) == {}
+
+
+def test_trimming_leaves_everything_as_it_is():
+    kept = torch.arange(1000.0)
+    trim()
+    assert kept.sum() == 499500

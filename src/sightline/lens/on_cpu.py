@@ -18,6 +18,7 @@ from torch import Tensor
 from sightline.lens.accumulators import finish_rows
 from sightline.lens.bands import Band, bands
 from sightline.lens.columns import ColumnPool
+from sightline.lens.memory import zeros
 from sightline.lens.pictures import means_of
 from sightline.lens.row_sums import Scales
 from sightline.lens.shade import Limits
@@ -98,8 +99,8 @@ def run(
         scales=Scales.of(s.queries + s.keys + 1, dtype),
     )
     parts = _parts(cut, -(-_PIECES // maps))
-    received = [_zeros(maps, len(parts), s.keys, dtype=dtype) for _ in requests]
-    grids = [_zeros(maps, vertical.bins, horizontal.bins, dtype=dtype) for vertical, horizontal in axes]
+    received = [zeros(maps, len(parts), s.keys, dtype=dtype) for _ in requests]
+    grids = [zeros(maps, vertical.bins, horizontal.bins, dtype=dtype) for vertical, horizontal in axes]
     _sweep(plan, parts, received, grids)
     found: dict[Any, Any] = dict(_rows(plan, row))
     found |= {top: (_in_order(k, plan), _in_order(w, plan)) for top, (k, w) in zip(job.tops, plan.tops, strict=True)}
@@ -130,7 +131,7 @@ def _sweep(plan: Plan, parts: list[list[Band]], received: list[Tensor], grids: l
             sums = [x[index, n] for x in received]
             tops = [0 if ok else rows[n][0] for rows, ok in zip(spans, apart, strict=True)]
             pixels = [
-                x[index] if ok else _zeros(*x[index, slice(*rows[n])].shape, dtype=x.dtype)
+                x[index] if ok else zeros(*x[index, slice(*rows[n])].shape, dtype=x.dtype)
                 for x, rows, ok in zip(grids, spans, apart, strict=True)
             ]
             pieces.append(Sweep(plan, index, part, sums, pixels, tops))
@@ -188,11 +189,6 @@ def _rows(plan: Plan, lse: Tensor) -> dict[str, Tensor]:
         lse = lse.reshape(largest.shape)
         largest = largest.mul_(_LN_2).add_(lse.masked_fill(lse == -torch.inf, 0.0))
     return finish_rows(sums, largest)
-
-
-def _zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory is touched only where it is written to."""
-    return torch.from_numpy(np.zeros(shape, _numpy(dtype)))
 
 
 def _numpy(dtype: torch.dtype) -> type[np.floating]:

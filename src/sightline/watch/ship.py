@@ -13,8 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from sightline.lens.memory import together, trim
+
 # Layers whose results may be under way to the CPU at a time.
 _UNDER_WAY = 4
+# On the CPU: layers after which the heap is trimmed. What stays of each, however small, keeps the model's memory from
+# being used again as a whole.
+_TRIM = 16
 # Bytes that are copied at a time.
 _STAGE = 32 << 20
 
@@ -27,6 +32,7 @@ class Shipper:
     """
 
     def __init__(self) -> None:
+        self._kept = 0
         self._pool: ThreadPoolExecutor | None = None
         self._room = threading.BoundedSemaphore(_UNDER_WAY)
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -36,7 +42,10 @@ class Shipper:
         """The tensors on the CPU. They must be the caller's own: nobody else may write into them."""
         device = next(iter(tensors.values())).device
         if device.type != "cuda":
-            return {name: tensor.to("cpu") for name, tensor in tensors.items()}
+            self._kept += 1
+            if self._kept % _TRIM == 0:
+                trim()
+            return together(tensors)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="sightline-watch")
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
