@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from sightline.lens import memory
-from sightline.lens.memory import Block, together, trim, zeros
+from sightline.lens.memory import Block, together, zeros
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +89,15 @@ def test_results_that_stay_keep_their_values():
     assert together({}) == {}
 
 
-def test_trimming_leaves_everything_as_it_is():
-    kept = torch.arange(1000.0)
-    trim()
-    assert kept.sum() == 499500
+def test_a_fork_does_not_write_into_results():
+    """Memory of its own is of this process alone, as any other."""
+    large = zeros(600, 600, dtype=torch.float32)
+    small = together({"x": torch.ones(3)})["x"]
+    child = os.fork()
+    if not child:
+        large.numpy()[:] = 7
+        small.numpy()[:] = 7
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not large.any()
+    assert small.tolist() == [1, 1, 1]

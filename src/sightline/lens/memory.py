@@ -39,7 +39,7 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if count * dtype.itemsize < _OWN:
         return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
-    memory = mmap.mmap(-1, count * dtype.itemsize)
+    memory = _anonymous(count * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
@@ -55,7 +55,7 @@ def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     sizes = [-(-t.numel() * t.element_size() // 64) * 64 for t in small.values()]
     if not small:
         return {name: tensor.to("cpu") for name, tensor in tensors.items()}
-    pieces = torch.frombuffer(mmap.mmap(-1, sum(sizes)), dtype=torch.uint8).split(sizes)
+    pieces = torch.frombuffer(_anonymous(sum(sizes)), dtype=torch.uint8).split(sizes)
     for (name, tensor), piece in zip(small.items(), pieces, strict=True):
         used = piece[: tensor.numel() * tensor.element_size()]
         small[name] = used.view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -89,10 +89,14 @@ class Block:
 
 
 def _new(size: int) -> mmap.mmap:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return mmap.mmap(-1, size)
-    # Private, because shared memory has other rules.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system without large pages
+    memory = _anonymous(size)
+    with contextlib.suppress(OSError, AttributeError):  # a system without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    """Memory straight from the system, of this process alone: a fork must not write into it."""
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -108,8 +108,7 @@ class Layer(Observable):
 
     def _residual(self, name: str, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """x and what a part of the layer adds to it, with the norm before the part or after the sum."""
-        norm = self._modules[f"{name}_norm"]
-        assert norm is not None
+        norm = getattr(self, f"{name}_norm")
         added = part(norm(x) if self.norm_first else x)
         if self.norm_output:
             # Under autocast a part gives half precision, and an RMS norm wants the precision of its weight.

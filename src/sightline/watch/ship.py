@@ -17,7 +17,10 @@ from sightline.lens.memory import together, trim
 
 # Layers whose results may be under way to the CPU at a time.
 _UNDER_WAY = 4
-# On the CPU: layers after which the heap is trimmed. What stays of each, however small, keeps the model's memory from
+# On the CPU: bytes of a layer from which on they have memory of their own. A step of generation has few, and there may
+# be more steps than the system has pieces of memory to give.
+_LARGE = 1 << 20
+# Layers of that size after which the heap is trimmed: what stays of each, however small, keeps the model's memory from
 # being used again as a whole.
 _TRIM = 16
 # Bytes that are copied at a time.
@@ -42,6 +45,8 @@ class Shipper:
         """The tensors on the CPU. They must be the caller's own: nobody else may write into them."""
         device = next(iter(tensors.values())).device
         if device.type != "cuda":
+            if sum(tensor.nbytes for tensor in tensors.values()) < _LARGE:
+                return {name: tensor.to("cpu") for name, tensor in tensors.items()}
             self._kept += 1
             if self._kept % _TRIM == 0:
                 trim()

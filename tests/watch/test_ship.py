@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sightline.watch import ship
+from sightline.watch.ship import Shipper
+
+
+def pieces_of_memory() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_steps_of_a_generation_take_no_memory_of_their_own():
+    """The system gives a process some 65,000 pieces: thirty layers of two thousand steps would be as many."""
+    shipper, before = Shipper(), pieces_of_memory()
+    kept = [shipper.send({"entropy": torch.ones(1, 9, 1), "received": torch.ones(1, 9, 300)}) for _ in range(2000)]
+    assert pieces_of_memory() - before < 100
+    assert all(float(part["entropy"].sum()) == 9 for part in kept)
+
+
+def test_large_layers_do_and_the_heap_is_trimmed_now_and_then(monkeypatch):
+    trimmed = []
+    monkeypatch.setattr(ship, "trim", lambda: trimmed.append(1))
+    shipper, large = Shipper(), torch.ones(300, 1000)
+    for _ in range(2 * ship._TRIM):
+        small = torch.arange(5)
+        found = shipper.send({"overview": large, "lse": small})
+        assert found["overview"] is large
+        assert found["lse"].tolist() == [0, 1, 2, 3, 4]
+        assert found["lse"].data_ptr() != small.data_ptr()
+        shipper.send({"lse": small})
+    assert len(trimmed) == 2
