@@ -105,9 +105,11 @@ def test_torchs_encoder_with_its_weights(dtype, norm_first):
     theirs = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).to("cuda", dtype).eval()
     ours = sl.nn.Encoder.from_torch(theirs)
     x = torch.randn(2, 200, WIDTH, device="cuda", dtype=dtype)
+    # Without gradients torch's own encoder takes the tanh form of GELU, in every precision.
+    want = copy.deepcopy(theirs).double()(x.double()).detach()
     with torch.no_grad():
-        want = copy.deepcopy(theirs).double()(x.double())
         assert distance(ours(x), want) <= max(2 * distance(theirs(x), want), BOUND[dtype] / 10)
+    assert distance(ours(x), want) <= max(2 * distance(theirs(x), want), BOUND[dtype] / 10)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -119,7 +121,7 @@ def test_sights_leave_the_output_as_it_is(dtype):
     assert len(sights) == 3
     for sight in sights.values():
         assert ((sight.received().double().sum(-1) - 200).abs() <= 0.2).all()
-        assert ((0 < sight.entropy) & (sight.entropy <= 5.3)).all()
+        assert ((sight.entropy > 0) & (sight.entropy <= 5.3)).all()
 
 
 def test_a_step_of_training_is_that_of_float64():
@@ -127,5 +129,6 @@ def test_a_step_of_training_is_that_of_float64():
     exact = copy.deepcopy(module).double()
     module(x).square().mean().backward()
     exact(x.double()).square().mean().backward()
-    for got, want in zip(module.parameters(), exact.parameters(), strict=True):
-        assert distance(got.grad, want.grad) <= 1e-3
+    for (name, got), want in zip(module.named_parameters(), exact.parameters(), strict=True):
+        if not name.endswith("key.bias"):  # it shifts all scores of a row alike: no gradient but rounding
+            assert distance(got.grad, want.grad) <= 1e-3, name
