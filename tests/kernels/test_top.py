@@ -106,3 +106,15 @@ def test_a_few_rows_at_a_time(monkeypatch):
     q, k = torch.randn(1, 1, 5, 16, device=DEVICE), torch.randn(1, 1, 6, 16, device=DEVICE)
     slow, fast = both(q, k, 2)
     assert torch.equal(fast[0], slow[0])
+
+
+@pytest.mark.parametrize("n, keys, bins", [(3, 500, 16), (3, 500, 8), (12, 500, 16), (32, 1100, 64)])
+def test_rows_that_see_many_columns_and_rows_that_see_few(n, keys, bins, monkeypatch):
+    """By lists, of bins of one block of columns or two, and without."""
+    from sightline.kernels import top
+
+    monkeypatch.setattr(top, "bins_for", lambda *_: bins)
+    q, k = torch.randn(3, 1, 2, 16, device=DEVICE), torch.randn(3, 1, keys, 16, device=DEVICE)
+    slow, fast = both(q, k, n, mask=sl.padding([keys, keys // 2, 40]))
+    assert torch.equal(fast[0], slow[0])
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-5, atol=1e-7)

@@ -31,6 +31,8 @@ from sightline.kernels.tile import (
     fold,
     fold_parts,
     fold_peaks,
+    in_order,
+    in_order_2,
     keys_of_block,
     logs,
     spread,
@@ -89,8 +91,12 @@ def _look(
     # A table, or pixels with empty slots, must be looked at in every tile.
     plain: tl.constexpr = not (TABLE or COLUMN_E or ROW_E)
     pictured: tl.constexpr = WANT_SUMS or WANT_MAXIMA
+    mixed: tl.constexpr = pictured and APART > 1
     summed: tl.constexpr = WANT_SUMS or WANT_DISTANCE or WANT_TOTAL
     dims = tl.arange(0, DIM)
+    sums_at = map_id * queries * PER_ROW
+    entropy_of, distance_of, total_of = ENTROPY + sums_at, DISTANCE + sums_at, TOTAL + sums_at
+    largest_of = LARGEST + map_id * BINS * queries
     received_0 = tl.zeros([HALF, BN], tl.float32)
     received_1 = tl.zeros([HALF, BN], tl.float32)
     for phase in tl.static_range(2):
@@ -156,6 +162,8 @@ def _look(
                         first = tl.load(FIRST + b * interval_batch + row, mask=row_ok, other=keys)
                 else:
                     lse2 = tl.load(L + at_row)
+                # Sums of rows go to memory in the order of the rows.
+                to_row, to_ok = in_order(row, mixed, BM, TAKEN), in_order(row_ok, mixed, BM, TAKEN)
                 place = row + (keys - queries)
                 w = lse2
                 if WEIGHTED:
@@ -193,16 +201,19 @@ def _look(
                     # log2 of a weight is at most 0; negated, a float orders like its bits.
                     if BINS == 1:
                         least = tl.maximum(-tl.max(tl.maximum(nearest, near), 1), 0.0)
-                        least_ok = row_ok & (least < 1.0e29)
-                        tl.atomic_min(LARGEST + at_row, least.to(tl.int32, bitcast=True), mask=least_ok, sem="relaxed")
+                        least = in_order(least, mixed, BM, TAKEN)
+                        least_ok = to_ok & (least < 1.0e29)
+                        bits = least.to(tl.int32, bitcast=True)
+                        tl.atomic_min(largest_of + to_row, bits, mask=least_ok, sem="relaxed")
                     else:
                         least = tl.maximum(-tl.join(tl.max(nearest, 1), tl.max(near, 1)), 0.0)
-                        least_ok = row_ok[:, None] & (least < 1.0e29)
-                        bin = map_id * BINS + (block * 2 + tl.arange(0, 2)) // bin_parts
-                        to = LARGEST + bin[None, :] * queries + row[:, None]
+                        least = in_order_2(least, mixed, BM, TAKEN)
+                        least_ok = to_ok[:, None] & (least < 1.0e29)
+                        bin = (block * 2 + tl.arange(0, 2)) // bin_parts
+                        to = largest_of + (bin.to(tl.int64) * queries)[None, :] + to_row[:, None]
                         bits = least.to(tl.int32, bitcast=True)
                         if ONE_BIN:
-                            tl.store(to, tl.where(least_ok, bits, 0x7FFFFFFF), mask=row_ok[:, None])
+                            tl.store(to, tl.where(least_ok, bits, 0x7FFFFFFF), mask=to_ok[:, None])
                         else:
                             tl.atomic_min(to, bits, mask=least_ok, sem="relaxed")
                 if WANT_ENTROPY:
@@ -215,17 +226,19 @@ def _look(
                 if WANT_ENTROPY and WANT_DISTANCE:
                     # Two sums in one go: getting a row's sum to the thread that adds it costs more than the sum.
                     both = tl.join(chaos * fixed_entropy, far * fixed_distance).to(tl.int64)
-                    to = ENTROPY + at_row[:, None] * PER_ROW + tl.arange(0, 2)[None, :]
-                    tl.atomic_add(to, both, mask=row_ok[:, None], sem="relaxed")
+                    both = in_order_2(both, mixed, BM, TAKEN)
+                    to = entropy_of + to_row[:, None] * PER_ROW + tl.arange(0, 2)[None, :]
+                    tl.atomic_add(to, both, mask=to_ok[:, None], sem="relaxed")
                 elif WANT_ENTROPY:
-                    to = ENTROPY + at_row * PER_ROW
-                    tl.atomic_add(to, (chaos * fixed_entropy).to(tl.int64), mask=row_ok, sem="relaxed")
+                    found = in_order((chaos * fixed_entropy).to(tl.int64), mixed, BM, TAKEN)
+                    tl.atomic_add(entropy_of + to_row * PER_ROW, found, mask=to_ok, sem="relaxed")
                 elif WANT_DISTANCE:
-                    to = DISTANCE + at_row * PER_ROW
-                    tl.atomic_add(to, (far * fixed_distance).to(tl.int64), mask=row_ok, sem="relaxed")
+                    found = in_order((far * fixed_distance).to(tl.int64), mixed, BM, TAKEN)
+                    tl.atomic_add(distance_of + to_row * PER_ROW, found, mask=to_ok, sem="relaxed")
                 if WANT_TOTAL:
                     total = tl.sum(tl.sum(parts_0 + parts_1, 1), 1) * fixed
-                    tl.atomic_add(TOTAL + at_row * PER_ROW, total.to(tl.int64), mask=row_ok, sem="relaxed")
+                    total = in_order(total.to(tl.int64), mixed, BM, TAKEN)
+                    tl.atomic_add(total_of + to_row * PER_ROW, total, mask=to_ok, sem="relaxed")
                 if WANT_SUMS:
                     sums_1 += fold_parts(parts_1, BM, G)
                 if WANT_MAXIMA:

@@ -134,3 +134,24 @@ def spread(i, total, program):
     """
     start = i // 8 * 8
     return tl.where(start + 8 <= total, start + (i + program) % 8, i)
+
+
+@triton.jit
+def in_order(x, MIXED: tl.constexpr, BM: tl.constexpr, TAKEN: tl.constexpr):
+    """What was found for each row of a tile, in the order of the rows: TAKEN rows of a pixel after one another.
+
+    Then they fill whole sectors of memory. In a tile the first row of eight pixels comes first, then their second one.
+    """
+    if MIXED:
+        return tl.permute(tl.reshape(x, [BM // (8 * TAKEN), TAKEN, 8]), (0, 2, 1)).reshape(BM)
+    else:
+        return x
+
+
+@triton.jit
+def in_order_2(x, MIXED: tl.constexpr, BM: tl.constexpr, TAKEN: tl.constexpr):
+    """The same for two numbers of each row."""
+    if MIXED:
+        return tl.permute(tl.reshape(x, [BM // (8 * TAKEN), TAKEN, 8, 2]), (0, 2, 1, 3)).reshape(BM, 2)
+    else:
+        return x
