@@ -69,6 +69,23 @@ def test_zeros_are_zeros_that_can_be_written_to(shape, dtype):
     assert not zeros(*shape, dtype=dtype).any()
 
 
+def test_memory_of_results_that_are_gone_is_used_again():
+    first = zeros(3, 512, 512, dtype=torch.float32)
+    place, view = first.data_ptr(), first[1, 2:]
+    first += 1
+    del first
+    assert zeros(3, 512, 512, dtype=torch.float32).data_ptr() != place, "a view is still there"
+    assert view.sum() == view.numel()
+    memory._kept.clear()
+    del view
+    assert len(memory._kept) == 1
+    assert zeros(100, 100, dtype=torch.float32).data_ptr() != place, "so little has no memory of its own"
+    again = zeros(2, 3, 512, 256, dtype=torch.float32)
+    assert again.data_ptr() == place
+    assert not again.any()
+    assert not memory._kept
+
+
 def test_results_that_stay_keep_their_values():
     tensors = {
         "small": torch.randn(3, 5),

@@ -1,8 +1,8 @@
-"""Memory to work in: in large pages where the system has them, and kept from one pass to the next.
+"""Memory to work in and for results: in large pages where the system has them, and kept from one pass to the next.
 
 A tile fills some hundred pages of the usual size. In a virtual machine, where finding a page takes two searches
-instead of one, a pass over tiles is a tenth faster in pages of 2 MiB. But it takes the system longer to give such pages
-than they save in one pass: so they are not given back.
+instead of one, a pass over tiles is a tenth faster in pages of 2 MiB. But it takes the system longer to give pages than
+they save in one pass, and a picture's pages a tenth of the pass that fills them: so some are not given back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import weakref
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     """Zeros whose memory is touched only where it is written to.
 
     Large ones have memory of their own. Results that stay, made between what a model makes and frees, would leave holes
-    in the heap that nothing else fits into: a tenth of a small model's memory.
+    in the heap that nothing else fits into: a tenth of a small model's memory. When they are gone, others get it.
 
     >>> zeros(2, 2, dtype=torch.float32)
     tensor([[0., 0.],
@@ -39,8 +40,12 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if count * dtype.itemsize < _OWN:
         return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
-    memory = _anonymous(count * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+    memory, fresh = _take(count * dtype.itemsize)
+    numbers = np.frombuffer(memory, np.float64 if dtype == torch.float64 else np.float32, count)
+    # The tensor holds this array, and the array the memory: when the last view of the tensor is gone, so is the array.
+    weakref.finalize(numbers, _keep, memory).atexit = False
+    tensor = torch.from_numpy(numbers).view(shape)
+    return tensor if fresh else tensor.zero_()
 
 
 def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -72,24 +77,39 @@ class Block:
     """Some numbers, of any value at first. Nothing may look at them after `free`."""
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
-        size = -(-count * dtype.itemsize // _PAGE) * _PAGE
-        memory = None
-        if size <= _LARGEST:
-            with contextlib.suppress(IndexError):  # another thread may be faster
-                memory = _kept.pop()
-        if memory is None or len(memory) < size:
-            memory = _new(size)
-        self._memory = memory
-        self.numbers: Tensor = torch.frombuffer(memory, dtype=dtype, count=count)
+        self._memory, _ = _take(-(-count * dtype.itemsize // _PAGE) * _PAGE)
+        self.numbers: Tensor = torch.frombuffer(self._memory, dtype=dtype, count=count)
 
     def free(self) -> None:
         """Keep the memory for the next block."""
-        if len(_kept) < _MOST and len(self._memory) <= _LARGEST:
-            _kept.append(self._memory)
+        _keep(self._memory)
+
+
+def _take(size: int) -> tuple[mmap.mmap, bool]:
+    """Memory that was kept, the smallest that is large enough and not much larger; or else new, which is zeros."""
+    fitting = [memory for memory in _kept if size <= len(memory) <= 2 * max(size, _PAGE)]
+    for memory in sorted(fitting, key=len):
+        with contextlib.suppress(ValueError):  # another thread was faster
+            _kept.remove(memory)
+            return memory, False
+    return _new(size), True
+
+
+def _keep(memory: mmap.mmap) -> None:
+    """Keep memory that nobody uses any more, and of all that is kept what was used last."""
+    if len(memory) <= _LARGEST:
+        _kept.append(memory)
+        while len(_kept) > _MOST:
+            with contextlib.suppress(IndexError):
+                _kept.pop(0)
 
 
 def _new(size: int) -> mmap.mmap:
-    memory = _anonymous(size)
+    # Whole large pages, if that is hardly more.
+    whole = -(-size // _PAGE) * _PAGE
+    if whole > size * 1.1:
+        return _anonymous(size)
+    memory = _anonymous(whole)
     with contextlib.suppress(OSError, AttributeError):  # a system without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
