@@ -21,7 +21,7 @@ TESTS = ROOT / "tests"
 
 # A module imports only from lines above its own; on its own line, only from its own package.
 LAYERS = (
-    ("errors",),
+    ("errors", "folders"),
     ("shapes",),
     ("masks", "normalizers", "positions", "lookup"),
     ("kernels",),

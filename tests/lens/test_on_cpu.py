@@ -16,6 +16,7 @@ import sightline as sl
 from cases import Case, cases, generator, inputs
 from lens_cases import Map, gap, lift, limit, painted, statistics, whole_map
 from sightline.attention.call import make_call
+from sightline.kernels import cpu_tile
 from sightline.lens import compute, on_cpu
 
 PRECISE = (torch.float64, torch.float32)
@@ -24,11 +25,14 @@ ROW_STATS = ("entropy", "distance", "max_score", "received")
 
 
 @contextlib.contextmanager
-def small_tiles(tile: tuple[int, int] = (8, 16), pieces: int = 5, threads: int = 1) -> Iterator[list[str]]:
+def small_tiles(
+    tile: tuple[int, int] = (8, 16), pieces: int = 5, threads: int = 1, compiled: bool = True
+) -> Iterator[list[str]]:
     """Tiles of a few rows and columns, and no way back to the walk unless the sweep refuses. Gives who did what."""
     patch, seen, before = pytest.MonkeyPatch(), [], torch.get_num_threads()
     for name, value in (("_SMALL", 1), ("_TILE", tile), ("_LONG_TILE", tile), ("_PIECES", pieces), ("_ALONE", 0)):
         patch.setattr(on_cpu, name, value)
+    patch.setattr(on_cpu, "_COMPILED", 1 if compiled else 1 << 62)
     walk, run = compute.walk, on_cpu.run
 
     def swept(*args: Any) -> Any:
@@ -110,22 +114,33 @@ def enough(case: Case, tile: tuple[int, int]) -> tuple[int, int]:
     return tile
 
 
+TILES = st.sampled_from(((1, 1), (2, 5), (7, 3), (8, 16), (64, 128)))
+ASKED = st.sets(st.sampled_from(ROW_STATS))
+
+
 @settings(max_examples=120)
-@given(
-    swept_cases(PRECISE),
-    st.sampled_from(((1, 1), (2, 5), (7, 3), (8, 16), (64, 128))),
-    st.integers(1, 12),
-    st.sets(st.sampled_from(ROW_STATS)),
-    st.sampled_from((0, 1, 3, 8)),
-    st.data(),
-)
+@given(swept_cases(PRECISE), TILES, st.integers(1, 12), ASKED, st.sampled_from((0, 1, 3, 8)), st.data())
 def test_any_statistics_of_any_call(
     case: Case, tile: tuple[int, int], pieces: int, asked: set[str], n: int, data: st.DataObject
+) -> None:
+    check_all(case, tile, pieces, asked, n, data, compiled=False)
+
+
+@settings(max_examples=120)
+@given(swept_cases((torch.float32,)), TILES, st.integers(1, 12), ASKED, st.data())
+def test_any_statistics_by_the_compiled_kernel(
+    case: Case, tile: tuple[int, int], pieces: int, asked: set[str], data: st.DataObject
+) -> None:
+    check_all(case, tile, pieces, asked, 0, data, compiled=True)
+
+
+def check_all(
+    case: Case, tile: tuple[int, int], pieces: int, asked: set[str], n: int, data: st.DataObject, compiled: bool
 ) -> None:
     views = pictures(data, case.q.shape[-2], case.k.shape[-2])
     tops = (sl.Top(n),) if n else ()
     m = whole_map(case)
-    with small_tiles(enough(case, tile), pieces) as seen:
+    with small_tiles(enough(case, tile), pieces, compiled=compiled) as seen:
         sight = sl.look(case.q, case.k, **case.options, stats=(*asked, *tops, *map(as_request, views)))
         assert seen in ([], ["swept"], ["refused", "walked"])
         before = len(seen)
@@ -180,6 +195,35 @@ def test_the_same_bits_with_any_number_of_threads(mask: sl.Mask | None) -> None:
     first = kept(1, mask)
     for threads in (1, 2, 3, 3):
         assert all(torch.equal(a, b) for a, b in zip(first, kept(threads, mask), strict=True))
+
+
+def test_when_the_compiled_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same call always or never, whatever was asked for before."""
+    call = make_call(*(torch.randn(1, 2, 300, 16) for _ in range(3)))
+    job = compute._plan(call, ["entropy"])
+    assert on_cpu._kernel(call, job) is None, "a small one"
+    monkeypatch.setattr(on_cpu, "_COMPILED", 1)
+    assert on_cpu._kernel(call, job) is cpu_tile.kernel()
+    assert on_cpu._kernel(call, compute._plan(call, ["entropy", sl.Top(3)])) is None
+    assert on_cpu._kernel(make_call(*(t.double() for t in (call.q, call.k, call.v))), job) is None
+    call.k[0, 1, 5, 3] = torch.inf
+    assert on_cpu._kernel(call, job) is None
+
+
+def test_without_a_compiler_the_results_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = torch.randn(1, 2, 300, 16), torch.randn(1, 1, 500, 16)
+    stats = (*ROW_STATS, sl.Picture(20, 25))
+    found = []
+    for missing in (False, True):
+        if missing:
+            monkeypatch.setattr(cpu_tile, "kernel", lambda: None)
+        with small_tiles((64, 128)) as seen:
+            found.append(sl.look(q, k, mask=sl.causal(), stats=stats))
+            assert seen == ["swept"]
+    for name in ROW_STATS[:3]:
+        torch.testing.assert_close(*(getattr(sight, name) for sight in found), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*(sight.received() for sight in found), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*(sight.picture(20, 25) for sight in found), rtol=1e-5, atol=1e-7)
 
 
 def test_what_it_takes_and_what_it_leaves() -> None:

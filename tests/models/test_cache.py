@@ -217,20 +217,6 @@ def test_what_others_left_behind_is_removed_after_a_while(source: Checkpoint, fo
     assert leftovers(folder) == [new.name]
 
 
-# Where it is
-
-
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache.cache_folder() == tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("SIGHTLINE_CACHE", "")
-    assert cache.cache_folder() == tmp_path / "xdg" / "sightline"
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for unusable in ("", "relative"):
-        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert cache.cache_folder() == tmp_path / ".cache" / "sightline"
-
-
 # Two at once
 
 

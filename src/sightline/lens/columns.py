@@ -95,6 +95,11 @@ class Strip:
         self.seen = self.cells[:, self.left - base : self.right - base]
         self.parts = self.seen.split([b - a for a, b in pairwise(self.edges)], 1)
 
+    def is_regular(self, n: int, left: int, width: int) -> bool:
+        """Whether the n-th tile, `width` columns from `left` on, is all in a picture of sums, with equal pixels."""
+        inside = self.edges[n] == left and self.edges[n + 1] == left + width
+        return inside and self.rows.each > 0 and self.rows.extra is None and not self.columns.largest
+
     def steps(self, n: int, left: int, weights: Tensor) -> list[Callable[[], object]]:
         """What is to be done with the n-th tile, whose first column is `left`."""
         start, stop = self.edges[n : n + 2]

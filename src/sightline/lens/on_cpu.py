@@ -28,6 +28,7 @@ from sightline.lens.workers import spread
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
+    from sightline.kernels.cpu_tile import Kernel
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
 
@@ -39,6 +40,8 @@ _TILE, _LONG_TILE = (512, 1024), (256, 2048)
 _PIECES = 64
 # Cells below which waking threads takes longer than it saves.
 _ALONE = 1 << 19
+# Cells from which on a kernel is worth the second that it takes to compile it, once on each machine.
+_COMPILED = 1 << 22
 _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 
 
@@ -64,6 +67,7 @@ def run(
         return None
     seen = seen.clip(columns)
     maps = math.prod(s.batch) * s.heads
+    kernel = _kernel(call, job)
     height, width = _LONG_TILE if job.tops else _TILE
     # Sums first: the rows are taken in the order that suits the first picture.
     keys = sorted(job.grids, key=lambda key: key[-1])
@@ -97,6 +101,7 @@ def run(
         strip_rows=[max((pool.count for band in cut if (pool := band.pools[i])), default=0) for i in range(len(keys))],
         strip_gives_received=whole and bool(requests) and by_query[0] is None,
         scales=Scales.of(s.queries + s.keys + 1, dtype),
+        kernel=kernel,
     )
     parts = _parts(cut, -(-_PIECES // maps))
     received = [zeros(maps, len(parts), s.keys, dtype=dtype) for _ in requests]
@@ -114,6 +119,20 @@ def run(
         {key: shaped(value) for key, value in found.items()},
         {key: shaped(grid) for key, grid in zip(keys, grids, strict=True) if key not in means},
     )
+
+
+def _kernel(call: Call, job: Job) -> Kernel | None:
+    """The compiled kernel, if there is one and it can do the job: it knows no infinities, and no strongest keys."""
+    s = call.sizes
+    cells = math.prod(s.batch) * s.heads * s.queries * s.keys
+    if call.compute_dtype != torch.float32 or job.tops or cells < _COMPILED:
+        return None
+    from sightline.kernels.cpu_tile import kernel
+
+    found = kernel()
+    if found is None or not all(math.isfinite(x.sum(dtype=torch.float32)) for x in (call.q, call.k)):
+        return None
+    return found
 
 
 def _sweep(plan: Plan, parts: list[list[Band]], received: list[Tensor], grids: list[Tensor]) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sightline.lens.columns import Strip
+from sightline.lens.fused import FusedSums
 from sightline.lens.memory import Block
 from sightline.lens.row_sums import BandSums, RowSums, Scales, Step, Tile
 from sightline.lens.shade import Limits, Shade
@@ -28,6 +29,7 @@ from sightline.lens.strongest import Best
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
+    from sightline.kernels.cpu_tile import Kernel
     from sightline.lens.bands import Band
     from sightline.lens.columns import ColumnPool
     from sightline.lens.stretches import Stretches
@@ -103,16 +105,43 @@ class Program:
         }
         offset = plan.call.sizes.keys - plan.call.sizes.queries
         places = plan.places[band.start - plan.start : band.stop - plan.start]
-        self.sums = BandSums(buffers.sums, places, band.start + offset, band.stop - 1 + offset)
-        self.strides = []
+        self.sums: BandSums | FusedSums
+        if plan.kernel is None:
+            self.sums = BandSums(buffers.sums, places, band.start + offset, band.stop - 1 + offset)
+        else:
+            self.sums = FusedSums(plan.kernel, list(plan.rows), places)
+        self.strides: list[Stride] = []
         for n, (left, right) in enumerate(cuts):
             tile = buffers.tile(band.stop - band.start, right - left)
-            steps: list[Step] = [partial(torch.exp2, tile.logs, out=tile.weights)]
-            for strip in self.strips.values():
-                steps += strip.steps(n, left, tile.weights)
-            steps += self.sums.steps(tile, left, right)
             shades = plan.shades(batch, band, left, right, begun, ended)
-            self.strides.append(Stride(left, right, tile, shades, self._hiding(shades, tile), steps))
+            if isinstance(self.sums, BandSums):
+                steps = self._steps(self.sums, tile, n, left, right)
+                self.strides.append(Stride(left, right, tile, shades, self._hiding(shades, tile), steps))
+                continue
+            seen = None
+            if shades and plan.limits.holes is None:
+                # What the kernel does not look at need not be hidden.
+                seen = (first[band.order.numpy()], stop[band.order.numpy()])
+                shades = []
+            steps = self._fused_steps(plan, self.sums, tile, n, left, seen)
+            self.strides.append(Stride(left, right, tile, shades, None if shades else [], steps))
+
+    def _steps(self, sums: BandSums, tile: Tile, n: int, left: int, right: int) -> list[Step]:
+        """What is done with the n-th tile by torch's operations."""
+        steps: list[Step] = [partial(torch.exp2, tile.logs, out=tile.weights)]
+        for strip in self.strips.values():
+            steps += strip.steps(n, left, tile.weights)
+        return steps + sums.steps(tile, left, right)
+
+    def _fused_steps(
+        self, plan: Plan, sums: FusedSums, tile: Tile, n: int, left: int, seen: tuple[np.ndarray, np.ndarray] | None
+    ) -> list[Step]:
+        """What is done with it by the kernel, and by torch's operations what the kernel does not know."""
+        strips = list(self.strips.values())
+        fused = next((strip for strip in strips if strip.is_regular(n, left, tile.logs.shape[1])), None)
+        rest = [step for strip in strips if strip is not fused for step in strip.steps(n, left, tile.weights)]
+        keep = bool(rest) or len(plan.by_query) > plan.strip_gives_received
+        return [sums.step(tile, left, seen, None if fused is None else (fused, n), keep), *rest]
 
     def _hiding(self, shades: list[Shade], tile: Tile) -> list[Step] | None:
         """How cells are hidden, with margins that are made once, but for one tile of a band at most."""
@@ -146,6 +175,7 @@ class Plan:
     strip_rows: list[int]  # for each picture: most rows of pixels of a band
     strip_gives_received: bool  # the first picture sums all of the map, and the first `received` has no weights
     scales: Scales
+    kernel: Kernel | None = None  # the compiled one
     spare: list[Buffers] = field(default_factory=list)
     finite: dict[int, bool] = field(default_factory=dict)  # for each map: there is no inf and no NaN in q and k
 

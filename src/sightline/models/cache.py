@@ -4,12 +4,6 @@ The copy is itself a checkpoint folder (config.json, model.safetensors, tokenize
 sizes, times and sums (sightline.json). It is written to a folder beside its place and renamed, so that it is there as a
 whole or not at all, also when two processes write at once. A cache that cannot be used never stops anybody: `store`
 then says why in a warning and gives None.
-
-| where | |
-| --- | --- |
-| `SIGHTLINE_CACHE` | if it is set |
-| `XDG_CACHE_HOME`/sightline | if that is set |
-| ~/.cache/sightline | otherwise |
 """
 
 from __future__ import annotations
@@ -27,6 +21,7 @@ from typing import Any
 
 import torch
 
+from sightline.folders import cache_folder
 from sightline.models.checkpoint import Checkpoint, CheckpointError
 from sightline.models.safetensors_files import DTYPES
 from sightline.models.strict_json import read_json
@@ -39,20 +34,6 @@ PART = ".part-"
 ABANDONED_S = 3600.0
 # How often a copy is put into its place, if others put damaged ones there at the same time.
 _TRIES = 20
-
-
-def cache_folder() -> Path:
-    """Where copies are kept; the folder need not exist.
-
-    >>> isinstance(cache_folder(), Path)
-    True
-    """
-    own = os.environ.get("SIGHTLINE_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    # A relative path there is to be ignored, says the specification.
-    return (Path(shared) if shared and Path(shared).is_absolute() else Path("~/.cache").expanduser()) / "sightline"
 
 
 def place(name: str, source_sum: str) -> Path:

@@ -1,0 +1,131 @@
+"""The compiled kernel against numpy, and what happens where it cannot be compiled."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sightline.kernels import cpu_tile
+
+needs_compiler = pytest.mark.skipif(cpu_tile._compiler() is None, reason="no C compiler")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A cache of its own, and nothing remembered before or after."""
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path))
+    cpu_tile.kernel.cache_clear()
+    yield tmp_path / "compiled"
+    cpu_tile.kernel.cache_clear()
+
+
+@needs_compiler
+@settings(max_examples=150)
+@given(
+    st.integers(1, 12), st.integers(1, 70), st.integers(1, 4), st.floats(0.1, 140.0), st.integers(0, 2**32 - 1),
+    st.booleans(), st.booleans(), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_all_that_is_made_of_a_tile(groups, width, each, steep, seed, shaded, rows, pixels, keep):
+    kernel = cpu_tile.kernel()
+    assert kernel is not None
+    draw, height = np.random.default_rng(seed), groups * each
+    logs = draw.uniform(-steep, 0, (height, width)).astype(np.float32)
+    first, stop = np.sort(draw.integers(-3, width + 4, (2, height)), 0).astype(np.int32)
+    places = draw.integers(-50, 100, height).astype(np.float32)
+    before = draw.uniform(0, 1, (4, height)).astype(np.float32)
+    before[0] = np.where(draw.random(height) < 0.5, -1e30, -steep / 2)
+    result, strip = before.copy(), np.full((groups, width + 2), 7, np.float32)
+    weights = np.full_like(logs, 7)
+    kernel(
+        logs.ctypes.data, height, width, *((first.ctypes.data, stop.ctypes.data) if shaded else (None, None)),
+        places.ctypes.data, result.ctypes.data if rows else None, height,
+        strip.ctypes.data if pixels else None, width + 2, each, weights.ctypes.data if keep else None,
+    )  # fmt: skip
+    column = np.arange(width)
+    seen = (column >= first[:, None]) & (column < stop[:, None]) if shaded else np.ones_like(logs, bool)
+    exact = np.where(seen, np.exp2(logs.astype(np.float64)), 0.0)
+    far = np.abs(places[:, None].astype(np.float64) - column)
+    largest = np.maximum(before[0], np.where(seen, logs, -np.inf).max(-1))
+    sums = [largest, *(b + (exact * x).sum(-1) for b, x in zip(before[1:], (logs, far, 1.0), strict=True))]
+    close = {"rtol": 2e-6, "atol": 1e-36}
+    for got, want in zip(result, sums if rows else before, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-36)
+    np.testing.assert_allclose(strip[:, :width], exact.reshape(groups, each, width).sum(1) if pixels else 7, **close)
+    assert (strip[:, width:] == 7).all()
+    np.testing.assert_allclose(weights, exact if keep else 7, **close)
+
+
+@needs_compiler
+def test_powers_are_right_to_the_last_bits():
+    kernel = cpu_tile.kernel()
+    logs = np.linspace(-125, 1, 100_000, dtype=np.float32)[None]
+    weights, places = np.empty_like(logs), np.zeros(1, np.float32)
+    kernel(logs.ctypes.data, 1, logs.size, None, None, places.ctypes.data, None, 0, None, 0, 1, weights.ctypes.data)
+    np.testing.assert_allclose(weights, np.exp2(logs.astype(np.float64)), rtol=2.5e-7)
+    logs[:] = -1e30
+    kernel(logs.ctypes.data, 1, logs.size, None, None, places.ctypes.data, None, 0, None, 0, 1, weights.ctypes.data)
+    assert not weights.any()
+
+
+@needs_compiler
+def test_it_is_compiled_once(folder, monkeypatch):
+    assert cpu_tile.kernel() is not None
+    (made,) = folder.iterdir()
+    written = made.stat().st_mtime_ns
+    cpu_tile.kernel.cache_clear()
+    monkeypatch.setattr(cpu_tile, "_compile", lambda *_: pytest.fail("there is one already"))
+    assert cpu_tile.kernel() is not None
+    assert made.stat().st_mtime_ns == written
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", [b"", b"not a library"], ids=["empty", "foreign"])
+def test_a_damaged_file_is_made_anew(folder, damage):
+    folder.mkdir()
+    path = folder / f"cpu_tile-{cpu_tile._sum(cpu_tile._compiler())}.so"
+    path.write_bytes(damage)
+    assert cpu_tile.kernel() is not None
+    assert [x.name for x in folder.iterdir()] == [path.name]
+    assert path.stat().st_size > 1000
+
+
+@needs_compiler
+def test_a_kernel_that_computes_wrongly_is_not_used(folder, monkeypatch, tmp_path):
+    wrong = tmp_path / "wrong.c"
+    wrong.write_text(cpu_tile.SOURCE.read_text().replace("all(1.53375768e-4f)", "all(1.0f)"))
+    assert wrong.read_text() != cpu_tile.SOURCE.read_text()
+    monkeypatch.setattr(cpu_tile, "SOURCE", wrong)
+    assert cpu_tile.kernel() is None
+
+
+def test_without_a_compiler_there_is_none(folder, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert cpu_tile.kernel() is None
+    assert not folder.exists()
+
+
+def test_a_compiler_that_fails_leaves_nothing(folder, monkeypatch):
+    monkeypatch.setattr(cpu_tile, "_compiler", lambda: shutil.which("false"))
+    assert cpu_tile.kernel() is None
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path):
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(occupied))
+    cpu_tile.kernel.cache_clear()
+    assert cpu_tile.kernel() is None
+    cpu_tile.kernel.cache_clear()
+
+
+def test_it_can_be_switched_off(folder, monkeypatch):
+    monkeypatch.setenv("SIGHTLINE_COMPILE", "0")
+    assert cpu_tile.kernel() is None
+    assert not folder.exists()
