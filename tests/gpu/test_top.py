@@ -54,7 +54,9 @@ def check(q, k, n, **options):
     ordered = found.keys.sort(-1).values
     assert ((ordered[..., 1:] != ordered[..., :-1]) | (ordered[..., 1:] < 0)).all()
     assert ((sight.top(1).weights[..., 0] - want[..., 0]).abs() <= 2e-4 * want[..., 0]).all()
-    assert torch.equal(sl.look(q, k, stats=stats, **options).top(n).keys, found.keys)
+    again = sl.look(q, k, stats=stats, **options).top(n)
+    assert torch.equal(again.keys, found.keys)
+    assert torch.equal(again.weights, found.weights)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,6 +14,7 @@ from sightline.lens.memory import Block, together, zeros
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_kept", [])
+    monkeypatch.setattr(memory, "_kept_results", [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -74,16 +75,28 @@ def test_memory_of_results_that_are_gone_is_used_again():
     place, view = first.data_ptr(), first[1, 2:]
     first += 1
     del first
-    assert zeros(3, 512, 512, dtype=torch.float32).data_ptr() != place, "a view is still there"
+    assert not memory._kept_results, "a view is still there"
     assert view.sum() == view.numel()
-    memory._kept.clear()
     del view
-    assert len(memory._kept) == 1
+    assert len(memory._kept_results) == 1
     assert zeros(100, 100, dtype=torch.float32).data_ptr() != place, "so little has no memory of its own"
+    assert zeros(2, 512, 512, dtype=torch.float32).data_ptr() != place, "it is much larger"
     again = zeros(2, 3, 512, 256, dtype=torch.float32)
     assert again.data_ptr() == place
     assert not again.any()
-    assert not memory._kept
+    again += 1
+    del again
+    memory.trim()
+    assert not memory._kept_results
+
+
+def test_results_do_not_take_the_memory_that_is_worked_in():
+    block = Block(1 << 20, torch.float32)
+    place = block.numbers.data_ptr()
+    block.free()
+    result = zeros(1 << 20, dtype=torch.float32)
+    assert result.data_ptr() != place
+    assert Block(1 << 20, torch.float32).numbers.data_ptr() == place
 
 
 def test_results_that_stay_keep_their_values():

@@ -17,11 +17,14 @@ from cases import Case, cases, generator, inputs
 from lens_cases import Map, gap, lift, limit, painted, statistics, whole_map
 from sightline.attention.call import make_call
 from sightline.kernels import cpu_tile
-from sightline.lens import compute, on_cpu
+from sightline.lens import compute, on_cpu, sweep
 
 PRECISE = (torch.float64, torch.float32)
 HALVES = (torch.float16, torch.bfloat16)
 ROW_STATS = ("entropy", "distance", "max_score", "received")
+
+
+by_kernel: list[int] = []  # one for each band that the compiled kernel did under the last `small_tiles`
 
 
 @contextlib.contextmanager
@@ -41,6 +44,14 @@ def small_tiles(
         return both
 
     patch.setattr(on_cpu, "run", swept)
+    fused = sweep.FusedSums
+
+    def made(*args: Any) -> Any:
+        by_kernel.append(1)
+        return fused(*args)
+
+    by_kernel.clear()
+    patch.setattr(sweep, "FusedSums", made)
     patch.setattr(compute, "walk", lambda *args, **options: (seen.append("walked"), walk(*args, **options)))
     torch.set_num_threads(threads)
     try:
@@ -127,11 +138,11 @@ def test_any_statistics_of_any_call(
 
 
 @settings(max_examples=120)
-@given(swept_cases((torch.float32,)), TILES, st.integers(1, 12), ASKED, st.data())
+@given(swept_cases((torch.float32,)), TILES, st.integers(1, 12), ASKED, st.sampled_from((0, 0, 3)), st.data())
 def test_any_statistics_by_the_compiled_kernel(
-    case: Case, tile: tuple[int, int], pieces: int, asked: set[str], data: st.DataObject
+    case: Case, tile: tuple[int, int], pieces: int, asked: set[str], n: int, data: st.DataObject
 ) -> None:
-    check_all(case, tile, pieces, asked, 0, data, compiled=True)
+    check_all(case, tile, pieces, asked, n, data, compiled=True)
 
 
 def check_all(
@@ -176,14 +187,17 @@ def test_received_with_weights_is_the_product_with_the_map(case: Case, seed: int
     assert float((found.double() - exact).abs().max()) <= limit(case.q.dtype, m.magnitude) * size
 
 
-STATS = (*ROW_STATS, sl.Top(5), sl.Picture(9, 11), sl.Picture(40, 7, reduce="max"), sl.Picture(2, 3, reduce="sum"))
+STATS = (*ROW_STATS, sl.Picture(9, 11), sl.Picture(40, 7, reduce="max"), sl.Picture(2, 3, reduce="sum"))
+# For the strongest keys weights are written down.
+TOPS = pytest.mark.parametrize("tops", [(sl.Top(5),), ()], ids=["with top", "without"])
 
 
-def kept(threads: int, mask: sl.Mask | None) -> list[Tensor]:
+def kept(threads: int, mask: sl.Mask | None, tops: tuple[sl.Top, ...]) -> list[Tensor]:
     q, k, _ = inputs(2, heads=2, kv_heads=1, queries=90, keys=130, dim=16, dtype=torch.float32)
     with small_tiles(threads=threads) as seen:
-        sight = sl.look(q, k, mask=mask, stats=STATS)
+        sight = sl.look(q, k, mask=mask, stats=(*STATS, *tops))
         assert seen == ["swept"]
+        assert bool(by_kernel) == (cpu_tile.kernel() is not None)
     found = []
     for value in sight._kept.values():
         found += list(value) if isinstance(value, tuple) else [value]
@@ -191,23 +205,22 @@ def kept(threads: int, mask: sl.Mask | None) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("mask", [None, sl.causal(), sl.window(9, 3)], ids=str)
-def test_the_same_bits_with_any_number_of_threads(mask: sl.Mask | None) -> None:
-    first = kept(1, mask)
+@TOPS
+def test_the_same_bits_with_any_number_of_threads(mask: sl.Mask | None, tops: tuple[sl.Top, ...]) -> None:
+    first = kept(1, mask, tops)
     for threads in (1, 2, 3, 3):
-        assert all(torch.equal(a, b) for a, b in zip(first, kept(threads, mask), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first, kept(threads, mask, tops), strict=True))
 
 
 def test_when_the_compiled_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same call always or never, whatever was asked for before."""
     call = make_call(*(torch.randn(1, 2, 300, 16) for _ in range(3)))
-    job = compute._plan(call, ["entropy"])
-    assert on_cpu._kernel(call, job) is None, "a small one"
+    assert on_cpu._kernel(call) is None, "a small one"
     monkeypatch.setattr(on_cpu, "_COMPILED", 1)
-    assert on_cpu._kernel(call, job) is cpu_tile.kernel()
-    assert on_cpu._kernel(call, compute._plan(call, ["entropy", sl.Top(3)])) is None
-    assert on_cpu._kernel(make_call(*(t.double() for t in (call.q, call.k, call.v))), job) is None
+    assert on_cpu._kernel(call) is cpu_tile.kernel()
+    assert on_cpu._kernel(make_call(*(t.double() for t in (call.q, call.k, call.v)))) is None
     call.k[0, 1, 5, 3] = torch.inf
-    assert on_cpu._kernel(call, job) is None
+    assert on_cpu._kernel(call) is None
 
 
 def test_without_a_compiler_the_results_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +233,7 @@ def test_without_a_compiler_the_results_are_the_same_but_for_rounding(monkeypatc
         with small_tiles((64, 128)) as seen:
             found.append(sl.look(q, k, mask=sl.causal(), stats=stats))
             assert seen == ["swept"]
+            assert bool(by_kernel) == (cpu_tile.kernel() is not None)
     for name in ROW_STATS[:3]:
         torch.testing.assert_close(*(getattr(sight, name) for sight in found), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(*(sight.received() for sight in found), rtol=1e-5, atol=1e-6)
@@ -241,8 +255,9 @@ def test_what_it_takes_and_what_it_leaves() -> None:
 
 
 @pytest.mark.parametrize("mask", [None, sl.causal(), sl.window(300, 100), sl.padding([900])], ids=str)
-def test_real_tiles(mask: sl.Mask | None) -> None:
+def test_real_tiles(mask: sl.Mask | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of the size that is used, cut both ways, and a picture whose pixels differ in size."""
+    monkeypatch.setattr(on_cpu, "_COMPILED", 1)
     q, k, v = inputs(1, heads=2, queries=1100, keys=1300, dim=32, dtype=torch.float32)
     table = None if mask is None else mask.to_dense(1100, 1300)
     case = Case(q, k, v, {} if mask is None else {"mask": mask}, table)
@@ -266,7 +281,7 @@ def test_nan_in_hidden_keys_is_not_seen(mask: sl.Mask) -> None:
     k[:, 86] = torch.nan
     sees = mask.to_dense(90, 90).expand(1, 90, 90)[0][:, 86]
     lse = sl.look(q, clean, mask=mask).lse
-    with small_tiles() as seen:
+    with small_tiles(compiled=False) as seen:
         found, truth = (sl.Sight(make_call(q, x, x, mask=mask), lse) for x in (k, clean))
         for sight in (found, truth):
             sight.prepare(*ROW_STATS, sl.Top(3))
@@ -277,10 +292,11 @@ def test_nan_in_hidden_keys_is_not_seen(mask: sl.Mask) -> None:
     assert torch.equal(found.top(3).keys[:, ~sees], truth.top(3).keys[:, ~sees])
 
 
-def test_rows_that_see_nothing() -> None:
+@TOPS
+def test_rows_that_see_nothing(tops: tuple[sl.Top, ...]) -> None:
     q, k, _ = inputs(heads=1, queries=60, keys=20, dtype=torch.float32)
     with small_tiles() as seen:
-        sight = sl.look(q, k, mask=sl.causal(), stats=(*ROW_STATS, sl.Top(2), sl.Picture(6, 2)))
+        sight = sl.look(q, k, mask=sl.causal(), stats=(*ROW_STATS, sl.Picture(6, 2), *tops))
         assert seen == ["swept"]
     assert sight.max_score[0, :40].eq(-torch.inf).all()
     assert sight.entropy[0, :40].eq(0).all()
@@ -305,13 +321,14 @@ def test_a_rectangle_costs_only_that_rectangle(monkeypatch: pytest.MonkeyPatch) 
     assert sum(cells) == 0
 
 
-def test_in_inference_mode_and_outside() -> None:
+@TOPS
+def test_in_inference_mode_and_outside(tops: tuple[sl.Top, ...]) -> None:
     q, k, _ = inputs(heads=2, queries=90, keys=90, dtype=torch.float32)
     for threads in (1, 2):
         with small_tiles(threads=threads):
-            outside = sl.look(q, k, stats=STATS)
+            outside = sl.look(q, k, stats=(*STATS, *tops))
             with torch.inference_mode():
-                inside = sl.look(q, k, stats=STATS)
+                inside = sl.look(q, k, stats=(*STATS, *tops))
         assert torch.equal(outside.entropy, inside.entropy)
         outside.entropy.add_(1.0)
         assert not any(x.is_inference() for x in (outside.entropy, outside.received(), *outside.top(5)))
@@ -328,14 +345,15 @@ def test_keys_that_are_not_laid_out_one_after_the_other() -> None:
     check(case, sight, m, ROW_STATS)
 
 
-def test_padding_of_a_batch_is_its_own_for_each_member() -> None:
+@TOPS
+def test_padding_of_a_batch_is_its_own_for_each_member(tops: tuple[sl.Top, ...]) -> None:
     q, k, v = inputs(3, heads=2, queries=70, keys=80, dtype=torch.float32)
     real = torch.rand(3, 80, generator=generator(1)) < 0.6
     mask = sl.causal() & sl.padding(real) & sl.padding([80, 44, 0])
     case = Case(q, k, v, {"mask": mask}, mask.to_dense(70, 80).expand(3, 2, 70, 80))
     m = whole_map(case)
     with small_tiles() as seen:
-        sight = sl.look(q, k, mask=mask, stats=(*ROW_STATS, sl.Top(4)))
+        sight = sl.look(q, k, mask=mask, stats=(*ROW_STATS, *tops))
         assert seen == ["swept"]
     check(case, sight, m, ROW_STATS)
     check_top(case, sight, m, 4)

@@ -24,13 +24,14 @@ static inline Floats pick(Ints mask, Floats yes, Floats no) {
 static inline Floats larger(Floats a, Floats b) { return pick(a > b, a, b); }
 
 /* 2 to the power of x: of the whole part by the exponent's bits, of the rest, from -1/2 to 1/2, by a polynomial that is
-   right to 2e-9. What float32 can hardly tell from 0 is 0. */
+   right to 2e-9. What float32 can hardly tell from 0 is 0, and what it can hardly hold is infinite. */
 static inline Floats power(Floats x) {
     const Floats least = all(-125.5f);
     const Ints small = x < least;
     const float rounder = 12582912.0f; /* 1.5 times 2 to the 23rd: what is added to it loses its fraction */
-    Floats shifted = pick(small, least, x) + rounder;
-    Floats rest = pick(small, least, x) - (shifted - rounder);
+    Floats usual = pick(small, least, x);
+    Floats shifted = usual + rounder;
+    Floats rest = usual - (shifted - rounder);
     Floats p = all(1.53375768e-4f);
     p = p * rest + 1.33998604e-3f;
     p = p * rest + 9.61851953e-3f;
@@ -39,7 +40,8 @@ static inline Floats power(Floats x) {
     p = p * rest + 6.93147206e-1f;
     p = p * rest + 1.0f;
     Floats found = (Floats)((Ints)p + ((Ints)shifted << 23));
-    return pick(small, all(0.0f), found);
+    found = pick(small, all(0.0f), found);
+    return pick(x < 127.0f, found, all(1.0f / 0.0f));
 }
 
 static float sum(Floats x) {

@@ -34,17 +34,17 @@ def kernel() -> Kernel | None:
     """The kernel, or None where there is no compiler, or none that makes something that computes rightly."""
     if os.environ.get("SIGHTLINE_COMPILE") == "0":
         return None
-    compiler = _compiler()
-    if compiler is None or not SOURCE.exists():
-        return None
-    path = cache_folder() / "compiled" / f"cpu_tile-{_sum(compiler)}.so"
-    for fresh in (False, True):
-        with contextlib.suppress(OSError, AttributeError, subprocess.SubprocessError):
-            if fresh or not path.exists():
-                _compile(compiler, path)
-            found = _load(path)
-            if _is_right(found):
-                return found
+    # A home that cannot be found, a folder that cannot be written to, a compiler that fails: torch does it then.
+    with contextlib.suppress(OSError, RuntimeError, AttributeError, subprocess.SubprocessError):
+        compiler = _compiler()
+        if compiler is None:
+            return None
+        folder = cache_folder() / f"compiled-{_user()}"
+        path = folder / f"cpu_tile-{_sum(compiler)}.so"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not _is_ours(folder):
+            return None
+        return _kept(path) or _compiled(compiler, path)
     return None
 
 
@@ -53,31 +53,55 @@ def _compiler() -> str | None:
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have written it: what is loaded is run."""
+    there = path.stat()
+    return there.st_uid == _user() and not there.st_mode & 0o022
+
+
 def _sum(compiler: str) -> str:
     """Another source, compiler or processor gets another file: a folder may be shared by several machines."""
     parts = [SOURCE.read_bytes(), repr((compiler, FLAGS, platform.machine(), platform.processor())).encode()]
     with contextlib.suppress(OSError):
+        # Names and instructions of the processor, as different architectures call them, but no clock rates.
+        names = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa", "uarch", "cpu\t")
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        parts.append("".join(sorted({line for line in lines if line.startswith(("model name", "flags"))})).encode())
+        parts.append("".join(sorted({line for line in lines if line.startswith(names)})).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Beside its place first, so that others never see half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _kept(path: Path) -> Kernel | None:
+    """The kernel that was compiled before, if it is there and whole."""
+    with contextlib.suppress(OSError, AttributeError):
+        if _is_ours(path):
+            return _load(path)
+    return None
+
+
+def _compiled(compiler: str, path: Path) -> Kernel | None:
+    """Compiled and tried beside its place first, so that others never see half of it."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
         subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-        made.replace(path)
+        made.chmod(0o700)
+        found = _load(made)
+        if found is not None:
+            made.replace(path)
+        return found
 
 
-def _load(path: Path) -> Kernel:
+def _load(path: Path) -> Kernel | None:
+    """The kernel in a library, if it computes rightly."""
     found = ctypes.CDLL(str(path)).sightline_tile
     pointer, number = ctypes.c_void_p, ctypes.c_long
     found.argtypes = [pointer, number, number, *[pointer] * 4, number, pointer, number, number, pointer]
     found.restype = None
-    return found
+    return found if _is_right(found) else None
 
 
 def _is_right(found: Kernel) -> bool:

@@ -1,6 +1,7 @@
-"""The sums of a band of rows by the compiled kernel: tile by tile everything in one reading, and nothing written down.
+"""The sums of a band of rows by the compiled kernel (`kernels/cpu_tile.c`): all that is made of a tile in one reading.
 
-The same as `BandSums` for rows, and beside it the sums of one picture's pixels along their rows.
+The same as `BandSums` for rows, and beside it the sums of one picture's pixels along their rows. Weights are written
+down only for what the kernel does not know.
 """
 
 from __future__ import annotations

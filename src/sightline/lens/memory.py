@@ -18,17 +18,19 @@ import torch
 from torch import Tensor
 
 _PAGE = 1 << 21
-# Blocks that are kept, at most, and their largest size.
+# Pieces of memory that are kept of each kind, at most, and their largest size.
 _MOST, _LARGEST = 8, 8 * _PAGE
 
 # Bytes from which on zeros have memory of their own.
 _OWN = 1 << 20
 
+# Memory to work in, and memory of results, which come in other sizes.
 _kept: list[mmap.mmap] = []
+_kept_results: list[mmap.mmap] = []
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory is touched only where it is written to.
+    """Zeros. New memory is touched only where it is written to.
 
     Large ones have memory of their own. Results that stay, made between what a model makes and frees, would leave holes
     in the heap that nothing else fits into: a tenth of a small model's memory. When they are gone, others get it.
@@ -40,10 +42,10 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if count * dtype.itemsize < _OWN:
         return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
-    memory, fresh = _take(count * dtype.itemsize)
+    memory, fresh = _take(count * dtype.itemsize, _kept_results)
     numbers = np.frombuffer(memory, np.float64 if dtype == torch.float64 else np.float32, count)
     # The tensor holds this array, and the array the memory: when the last view of the tensor is gone, so is the array.
-    weakref.finalize(numbers, _keep, memory).atexit = False
+    weakref.finalize(numbers, _keep, memory, _kept_results).atexit = False
     tensor = torch.from_numpy(numbers).view(shape)
     return tensor if fresh else tensor.zero_()
 
@@ -68,7 +70,8 @@ def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def trim() -> None:
-    """Give the pages in the holes of the heap back to the system, where the C library knows how to."""
+    """Give back the memory of results that are gone, and pages in holes of the heap, if the C library knows how."""
+    _kept_results.clear()
     with contextlib.suppress(OSError, TypeError, AttributeError):  # other systems, other C libraries
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -77,31 +80,31 @@ class Block:
     """Some numbers, of any value at first. Nothing may look at them after `free`."""
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
-        self._memory, _ = _take(-(-count * dtype.itemsize // _PAGE) * _PAGE)
+        self._memory, _ = _take(-(-count * dtype.itemsize // _PAGE) * _PAGE, _kept)
         self.numbers: Tensor = torch.frombuffer(self._memory, dtype=dtype, count=count)
 
     def free(self) -> None:
         """Keep the memory for the next block."""
-        _keep(self._memory)
+        _keep(self._memory, _kept)
 
 
-def _take(size: int) -> tuple[mmap.mmap, bool]:
+def _take(size: int, kept: list[mmap.mmap]) -> tuple[mmap.mmap, bool]:
     """Memory that was kept, the smallest that is large enough and not much larger; or else new, which is zeros."""
-    fitting = [memory for memory in _kept if size <= len(memory) <= 2 * max(size, _PAGE)]
+    fitting = [memory for memory in kept if size <= len(memory) <= max(1.25 * size, _PAGE)]
     for memory in sorted(fitting, key=len):
         with contextlib.suppress(ValueError):  # another thread was faster
-            _kept.remove(memory)
+            kept.remove(memory)
             return memory, False
     return _new(size), True
 
 
-def _keep(memory: mmap.mmap) -> None:
+def _keep(memory: mmap.mmap, kept: list[mmap.mmap]) -> None:
     """Keep memory that nobody uses any more, and of all that is kept what was used last."""
     if len(memory) <= _LARGEST:
-        _kept.append(memory)
-        while len(_kept) > _MOST:
+        kept.append(memory)
+        while len(kept) > _MOST:
             with contextlib.suppress(IndexError):
-                _kept.pop(0)
+                kept.pop(0)
 
 
 def _new(size: int) -> mmap.mmap:

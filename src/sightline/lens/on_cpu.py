@@ -67,7 +67,7 @@ def run(
         return None
     seen = seen.clip(columns)
     maps = math.prod(s.batch) * s.heads
-    kernel = _kernel(call, job)
+    kernel = _kernel(call)
     height, width = _LONG_TILE if job.tops else _TILE
     # Sums first: the rows are taken in the order that suits the first picture.
     keys = sorted(job.grids, key=lambda key: key[-1])
@@ -121,11 +121,11 @@ def run(
     )
 
 
-def _kernel(call: Call, job: Job) -> Kernel | None:
-    """The compiled kernel, if there is one and it can do the job: it knows no infinities, and no strongest keys."""
+def _kernel(call: Call) -> Kernel | None:
+    """The compiled kernel, if there is one and it can do this call: it knows no infinities."""
     s = call.sizes
     cells = math.prod(s.batch) * s.heads * s.queries * s.keys
-    if call.compute_dtype != torch.float32 or job.tops or cells < _COMPILED:
+    if call.compute_dtype != torch.float32 or cells < _COMPILED:
         return None
     from sightline.kernels.cpu_tile import kernel
 

@@ -2,7 +2,8 @@
 
 A tile costs one matrix product, which gives the logarithms of the weights (base 2: torch's exp2 is twice as fast as
 its exp), one exponential, and then one reading for each thing that is asked for. The rows of a pixel are summed tile
-by tile into a strip, and the strip's columns once per band: after the first sum little is left.
+by tile into a strip, and the strip's columns once per band: after the first sum little is left. Where a kernel could be
+compiled (`fused.py`), it makes all of that but the product in one reading.
 
 Every operation costs some microseconds before it begins, because the arithmetic has pushed Python out of the cache.
 So tiles are as large as the cache allows, and views of memory are made once.
@@ -51,7 +52,8 @@ class Buffers:
         self.logs, self.weights, *self.strips = self.block.numbers.split(sizes)
         for columns, strip in zip(plan.columns, self.strips, strict=True):
             columns.clear(strip)
-        self.sums = RowSums(set(plan.rows), plan.height, -(-plan.call.sizes.keys // plan.width), plan.scales)
+        tiles = 0 if plan.kernel else -(-plan.call.sizes.keys // plan.width)
+        self.sums = RowSums(set(plan.rows), plan.height, tiles, plan.scales)
         self.tiles: dict[tuple[int, int], Tile] = {}
         self.programs: dict[tuple[int, int], Program] = {}
 
@@ -80,7 +82,7 @@ class Stride(NamedTuple):
     right: int
     tile: Tile
     shades: list[Shade]
-    hiding: list[Step] | None  # the same for finite numbers; None if it would need much memory
+    hiding: list[Step] | None  # how logarithms are hidden, if they are finite; None if it would need much memory
     steps: list[Step]
 
 
@@ -122,9 +124,9 @@ class Program:
             if shades and plan.limits.holes is None:
                 # What the kernel does not look at need not be hidden.
                 seen = (first[band.order.numpy()], stop[band.order.numpy()])
-                shades = []
+            hiding: list[Step] | None = [] if seen is not None or not shades else None
             steps = self._fused_steps(plan, self.sums, tile, n, left, seen)
-            self.strides.append(Stride(left, right, tile, shades, None if shades else [], steps))
+            self.strides.append(Stride(left, right, tile, shades, hiding, steps))
 
     def _steps(self, sums: BandSums, tile: Tile, n: int, left: int, right: int) -> list[Step]:
         """What is done with the n-th tile by torch's operations."""
@@ -140,7 +142,7 @@ class Program:
         strips = list(self.strips.values())
         fused = next((strip for strip in strips if strip.is_regular(n, left, tile.logs.shape[1])), None)
         rest = [step for strip in strips if strip is not fused for step in strip.steps(n, left, tile.weights)]
-        keep = bool(rest) or len(plan.by_query) > plan.strip_gives_received
+        keep = bool(rest) or bool(plan.tops) or len(plan.by_query) > plan.strip_gives_received
         return [sums.step(tile, left, seen, None if fused is None else (fused, n), keep), *rest]
 
     def _hiding(self, shades: list[Shade], tile: Tile) -> list[Step] | None:
@@ -275,6 +277,8 @@ class Sweep:
 
     def _finite(self) -> bool:
         """Whether there is no inf and no NaN in q and k, which would stay in their sums."""
+        if self.plan.kernel is not None:
+            return True  # else there would be none
         found = self.plan.finite
         if self.index not in found:
             found[self.index] = math.isfinite(float(self.q.sum() + self.k.sum()))
