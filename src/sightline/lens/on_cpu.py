@@ -37,7 +37,7 @@ _SMALL = 1 << 16
 # Rows and columns of a tile: it and what is made of it stay in the cache. The strongest keys are found in long rows.
 _TILE, _LONG_TILE = (512, 1024), (256, 2048)
 # There should be so many pieces of work at least, so that no core is left without any.
-_PIECES = 64
+_PIECES = 32
 # Cells below which waking threads takes longer than it saves.
 _ALONE = 1 << 19
 # Cells from which on a kernel is worth the second that it takes to compile it, once on each machine.
