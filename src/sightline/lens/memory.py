@@ -90,7 +90,8 @@ class Block:
 
 def _take(size: int, kept: list[mmap.mmap]) -> tuple[mmap.mmap, bool]:
     """Memory that was kept, the smallest that is large enough and not much larger; or else new, which is zeros."""
-    fitting = [memory for memory in kept if size <= len(memory) <= max(1.25 * size, _PAGE)]
+    most = max(1.25 * size, -(-size // _PAGE) * _PAGE)
+    fitting = [memory for memory in kept if size <= len(memory) <= most]
     for memory in sorted(fitting, key=len):
         with contextlib.suppress(ValueError):  # another thread was faster
             kept.remove(memory)
@@ -108,13 +109,11 @@ def _keep(memory: mmap.mmap, kept: list[mmap.mmap]) -> None:
 
 
 def _new(size: int) -> mmap.mmap:
-    # Whole large pages, if that is hardly more.
-    whole = -(-size // _PAGE) * _PAGE
-    if whole > size * 1.1:
-        return _anonymous(size)
-    memory = _anonymous(whole)
+    """Zeros, in large pages as far as they are filled, and the rest in small ones."""
+    # Only whole large pages begin where one can be; what is never touched takes no memory.
+    memory = _anonymous(-(-size // _PAGE) * _PAGE)
     with contextlib.suppress(OSError, AttributeError):  # a system without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, 0, size // _PAGE * _PAGE)
     return memory
 
 
