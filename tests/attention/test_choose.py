@@ -7,7 +7,7 @@ from hypothesis import given, settings
 import sightline as sl
 from cases import cases, inputs
 from sightline.attention import choose as choose_module
-from sightline.attention import sdpa
+from sightline.attention import reference, sdpa
 from sightline.attention.call import make_call
 from sightline.attention.choose import BACKENDS, Backend
 from sightline.errors import BackendError
@@ -135,3 +135,28 @@ def test_which_backend_refuses_as_attention_does():
 def test_every_backend_is_in_the_table_of_the_module():
     for name in BACKENDS:
         assert f"| `{name}`" in choose_module.__doc__
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(
+    "queries, mask, short",
+    [
+        (1, sl.causal(), True),
+        (1, sl.causal(align="start"), False),
+        (1, None, True),
+        (3, None, True),
+        (3, sl.causal(), False),
+        (1, sl.window(4), False),
+        (1, sl.padding([5]), False),
+    ],
+    ids=str,
+)
+def test_a_decoding_step_takes_the_short_way(monkeypatch, kv_heads, queries, mask, short):
+    taken = []
+    shortcut = sdpa.shortcut
+    monkeypatch.setattr(sdpa, "shortcut", lambda *given: taken.append(shortcut(*given)) or taken[-1])
+    q, k, v = torch.randn(1, 4, queries, 8), torch.randn(1, kv_heads, 9, 8), torch.randn(1, kv_heads, 9, 8)
+    out = sl.attention(q, k, v, mask=mask)
+    assert (taken[0] is not None) == short
+    expected = reference.matrix_view(q.double(), k.double(), v.double(), mask=mask)
+    torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-6)

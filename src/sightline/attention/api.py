@@ -69,6 +69,8 @@ def attention(
         if out is not None:
             if mask is None or not out.is_cpu or torch.compiler.is_compiling():
                 return out
+            if isinstance(mask, Band) and out.shape[-2] == 1:
+                return out  # nothing is hidden from it
             # The last row of a causal map reads all that there is: it tells for all rows. Of few rows, picking it out
             # costs more than to sum them all.
             if _finite(out.select(-2, -1) if isinstance(mask, Band) and out.shape[-2] > 32 else out):
