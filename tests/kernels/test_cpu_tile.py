@@ -25,14 +25,24 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     cpu_tile.kernel.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> cpu_tile.Kernel:
+    """The kernel, compiled here and now."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        cpu_tile.kernel.cache_clear()
+        found = cpu_tile.kernel()
+    cpu_tile.kernel.cache_clear()
+    assert found is not None
+    return found
+
+
 @settings(max_examples=150)
 @given(
     st.integers(1, 12), st.integers(1, 70), st.integers(1, 4), st.floats(0.1, 140.0), st.integers(0, 2**32 - 1),
     st.booleans(), st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_all_that_is_made_of_a_tile(groups, width, each, steep, seed, shaded, rows, pixels, keep):
-    kernel = cpu_tile.kernel()
-    assert kernel is not None
+def test_all_that_is_made_of_a_tile(kernel, groups, width, each, steep, seed, shaded, rows, pixels, keep):
     draw, height = np.random.default_rng(seed), groups * each
     logs = draw.uniform(-steep, 0, (height, width)).astype(np.float32)
     first, stop = np.sort(draw.integers(-3, width + 4, (2, height)), 0).astype(np.int32)
@@ -60,8 +70,7 @@ def test_all_that_is_made_of_a_tile(groups, width, each, steep, seed, shaded, ro
     np.testing.assert_allclose(weights, exact if keep else 7, **close)
 
 
-def test_powers_are_right_to_the_last_bits():
-    kernel = cpu_tile.kernel()
+def test_powers_are_right_to_the_last_bits(kernel):
     logs = np.linspace(-125, 1, 100_000, dtype=np.float32)[None]
     weights, places = np.empty_like(logs), np.zeros(1, np.float32)
     kernel(logs.ctypes.data, 1, logs.size, None, None, places.ctypes.data, None, 0, None, 0, 1, weights.ctypes.data)
