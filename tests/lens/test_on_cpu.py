@@ -44,14 +44,14 @@ def small_tiles(
         return both
 
     patch.setattr(on_cpu, "run", swept)
-    fused = sweep.FusedSums
+    fused = sweep.CompiledSums
 
     def made(*args: Any) -> Any:
         by_kernel.append(1)
         return fused(*args)
 
     by_kernel.clear()
-    patch.setattr(sweep, "FusedSums", made)
+    patch.setattr(sweep, "CompiledSums", made)
     patch.setattr(compute, "walk", lambda *args, **options: (seen.append("walked"), walk(*args, **options)))
     torch.set_num_threads(threads)
     try:

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sightline.kernels.candidates import NO_BOUND, NO_KEY, NOTHING_LEFT, gather, near, pack, unpack
 from sightline.kernels.look import LOG2E
-from sightline.kernels.strongest import NO_BOUND, NO_KEY, NOTHING_LEFT, gather, near, pack, unpack
 from sightline.kernels.tile import HIDDEN
 
 # The most keys per row that the kernels can find.

@@ -39,11 +39,11 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     tensor([[0., 0.],
             [0., 0.]])
     """
-    count = math.prod(shape)
+    count, number = math.prod(shape), np.float64 if dtype == torch.float64 else np.float32
     if count * dtype.itemsize < _OWN:
-        return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
+        return torch.from_numpy(np.zeros(shape, number))
     memory, fresh = _take(count * dtype.itemsize, _kept_results)
-    numbers = np.frombuffer(memory, np.float64 if dtype == torch.float64 else np.float32, count)
+    numbers = np.frombuffer(memory, number, count)
     # The tensor holds this array, and the array the memory: when the last view of the tensor is gone, so is the array.
     weakref.finalize(numbers, _keep, memory, _kept_results).atexit = False
     tensor = torch.from_numpy(numbers).view(shape)

@@ -3,7 +3,7 @@
 A tile costs one matrix product, which gives the logarithms of the weights (base 2: torch's exp2 is twice as fast as
 its exp), one exponential, and then one reading for each thing that is asked for. The rows of a pixel are summed tile
 by tile into a strip, and the strip's columns once per band: after the first sum little is left. Where a kernel could be
-compiled (`fused.py`), it makes all of that but the product in one reading.
+compiled (`compiled.py`), it makes all of that but the product in one reading.
 
 Every operation costs some microseconds before it begins, because the arithmetic has pushed Python out of the cache.
 So tiles are as large as the cache allows, and views of memory are made once.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sightline.lens.columns import Strip
-from sightline.lens.fused import FusedSums
+from sightline.lens.compiled import CompiledSums
 from sightline.lens.memory import Block
 from sightline.lens.row_sums import BandSums, RowSums, Scales, Step, Tile
 from sightline.lens.shade import Limits, Shade
@@ -107,11 +107,11 @@ class Program:
         }
         offset = plan.call.sizes.keys - plan.call.sizes.queries
         places = plan.places[band.start - plan.start : band.stop - plan.start]
-        self.sums: BandSums | FusedSums
+        self.sums: BandSums | CompiledSums
         if plan.kernel is None:
             self.sums = BandSums(buffers.sums, places, band.start + offset, band.stop - 1 + offset)
         else:
-            self.sums = FusedSums(plan.kernel, list(plan.rows), places)
+            self.sums = CompiledSums(plan.kernel, list(plan.rows), places)
         self.strides: list[Stride] = []
         for n, (left, right) in enumerate(cuts):
             tile = buffers.tile(band.stop - band.start, right - left)
@@ -125,7 +125,7 @@ class Program:
                 # What the kernel does not look at need not be hidden.
                 seen = (first[band.order.numpy()], stop[band.order.numpy()])
             hiding: list[Step] | None = [] if seen is not None or not shades else None
-            steps = self._fused_steps(plan, self.sums, tile, n, left, seen)
+            steps = self._compiled_steps(plan, self.sums, tile, n, left, seen)
             self.strides.append(Stride(left, right, tile, shades, hiding, steps))
 
     def _steps(self, sums: BandSums, tile: Tile, n: int, left: int, right: int) -> list[Step]:
@@ -135,8 +135,8 @@ class Program:
             steps += strip.steps(n, left, tile.weights)
         return steps + sums.steps(tile, left, right)
 
-    def _fused_steps(
-        self, plan: Plan, sums: FusedSums, tile: Tile, n: int, left: int, seen: tuple[np.ndarray, np.ndarray] | None
+    def _compiled_steps(
+        self, plan: Plan, sums: CompiledSums, tile: Tile, n: int, left: int, seen: tuple[np.ndarray, np.ndarray] | None
     ) -> list[Step]:
         """What is done with it by the kernel, and by torch's operations what the kernel does not know."""
         strips = list(self.strips.values())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LINES = ("largest", "entropy", "distance", "total")
 
 
-class FusedSums:
+class CompiledSums:
     """The sums of a band of rows that stand at some places."""
 
     def __init__(self, kernel: Kernel, wanted: Sequence[str], places: np.ndarray) -> None:
