@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.attention.call import make_call
 from sightline.kernels.layout import Slots, Tiling, chunks, tiles_seen
 from sightline.lens import geometry, on_gpu
 
+CPU = torch.device("cpu")
 MASKS = [sl.causal(), sl.causal(align="start"), sl.window(9, 4), sl.prefix(20), sl.documents(torch.arange(70) // 19)]
 
 
@@ -21,9 +21,9 @@ def test_tiles_hold_every_row_that_sees_the_columns(mask, queries, sides):
     rows, columns = Slots(0, queries, 1, queries), Slots(0, keys, 1, keys)
     intervals, table = None, torch.ones(queries, keys, dtype=torch.bool)
     if mask is not None:
-        intervals = tuple(x.reshape(1, -1).int() for x in mask.intervals(queries, keys, torch.device("cpu")))
+        intervals = tuple(x.reshape(1, -1).int() for x in mask.intervals(queries, keys, CPU))
         table = mask.to_dense(queries, keys).reshape(queries, keys)
-    seen = tiles_seen(intervals, rows, columns, tiling, 16, 1, keys - queries, sides, torch.device("cpu"))
+    seen = tiles_seen(intervals, rows, columns, tiling, 16, 1, keys - queries, sides, CPU)
     for block, six in enumerate(seen[0].tolist()):
         assert six == sorted(six)
         begin, full_begin, across_begin, across_end, full_end, end = six
@@ -45,9 +45,8 @@ def test_tiles_hold_every_row_that_sees_the_columns(mask, queries, sides):
 
 @pytest.mark.parametrize("size", [7, 10, 64])
 def test_slots_of_pixels_of_unequal_size(size):
-    call = make_call(*(torch.zeros(1, 1, 100, 16) for _ in range(3)))
     axis = geometry.axis(slice(5, 98), size, None)
-    for slots in (on_gpu._rows(axis, call, 32), on_gpu._columns(axis, call)):
+    for slots in (on_gpu._rows(axis, CPU, 32), on_gpu._columns(axis, CPU)):
         assert slots.edges is not None
         cells = torch.arange(5, 99)
         for cell, slot in zip(cells.tolist(), slots.slot(cells).tolist(), strict=True):
@@ -62,8 +61,7 @@ def test_slots_of_pixels_of_unequal_size(size):
 @pytest.mark.parametrize("length, size, apart", [(16384, 512, 16), (16384, 8, 1), (2000, 512, 16), (700, 512, 32)])
 def test_a_chunk_is_whole_tiles(length, size, apart):
     """Of several pixels at once, unless the pixels are large parts of the map."""
-    call = make_call(*(torch.zeros(1, 1, 16, 16) for _ in range(3)))
-    rows, tiling = on_gpu._rows(geometry.axis(slice(0, length), size, None), call, 64), Tiling(64, 128, 4, 3)
+    rows, tiling = on_gpu._rows(geometry.axis(slice(0, length), size, None), CPU, 64), Tiling(64, 128, 4, 3)
     chunk, tiles = chunks(rows, tiling, True)
     assert rows.apart == apart
     assert chunk == tiles * 64 == rows.apart * rows.pixel

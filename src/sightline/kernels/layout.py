@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -116,12 +117,17 @@ def tiles_seen(
     return (torch.stack(six, -1) * per_chunk).to(torch.int32)
 
 
+@functools.lru_cache
+def _has_copy_engine(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
 def descriptor(q: Tensor, rows: Slots, height: int, pictured: bool) -> Any:
     """A descriptor by which the copy engine of Hopper and later fetches tiles of q, where its layout allows that."""
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] < 9 or rows.edges is not None:
+    if not q.is_cuda or rows.edges is not None or not _has_copy_engine(q.device):
         return None
-    batch, heads, _, dim = q.shape
-    part = q[:, :, rows.start : rows.start + rows.length]
+    batch, heads, queries, dim = q.shape
+    part = q if rows.length == queries else q[:, :, rows.start : rows.start + rows.length]
     by_batch, by_head, by_row, by_dim = part.stride()
     size = q.element_size()
     aligned = by_dim == 1 and part.data_ptr() % 16 == 0 and by_head * size % 16 == 0 and by_row * size % 16 == 0

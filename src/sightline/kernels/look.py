@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sightline.kernels.launch import launch
 from sightline.kernels.layout import Slots, Tiling, chunks, cut, default_tiling, descriptor, tiles_seen
 from sightline.kernels.rows import NOTHING, finish, prepare
 from sightline.kernels.tile import (
@@ -45,7 +46,7 @@ LOG2E = 1.4426950408889634
 @triton.jit
 def _look(
     Q, K, Q_TMA, L, FIRST, STOP, SEEN, SLOPES, TABLE_PTR, BIAS_PTR, WEIGHTS,
-    ENTROPY, LARGEST, DISTANCE, TOTAL, RECEIVED, SUMS, MAXIMA, ROW_EDGES, COLUMN_EDGES,
+    ROW_SUMS, LARGEST, RECEIVED, SUMS, MAXIMA, ROW_EDGES, COLUMN_EDGES,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim,
     interval_batch, seen_batch, table_batch, table_head, table_row, table_column,
     bias_batch, bias_head, bias_row, bias_column,
@@ -95,7 +96,10 @@ def _look(
     summed: tl.constexpr = WANT_SUMS or WANT_DISTANCE or WANT_TOTAL
     dims = tl.arange(0, DIM)
     sums_at = map_id * queries * PER_ROW
-    entropy_of, distance_of, total_of = ENTROPY + sums_at, DISTANCE + sums_at, TOTAL + sums_at
+    # The sums of a row stand next to each other, those that are wanted.
+    entropy_of = ROW_SUMS + sums_at
+    distance_of = entropy_of + (1 if WANT_ENTROPY else 0)
+    total_of = distance_of + (1 if WANT_DISTANCE else 0)
     largest_of = LARGEST + map_id * BINS * queries
     received_0 = tl.zeros([HALF, BN], tl.float32)
     received_1 = tl.zeros([HALF, BN], tl.float32)
@@ -317,6 +321,8 @@ def look(
     two_sums = columns.pixel == group and rows.apart > 1 and tiling.rows // rows.apart <= 4
 
     def new(*size: int, dtype: torch.dtype = torch.float32, fill: int | None = None) -> Tensor:
+        if fill == 0:
+            return torch.zeros(size, dtype=dtype, device=device)
         empty = torch.empty(size, dtype=dtype, device=device)
         return empty if fill is None else empty.fill_(fill)
 
@@ -355,12 +361,13 @@ def look(
     # Without a mask, and with whole tiles, every cell is there.
     even = intervals is None and table is None and rows.edges is None and columns.edges is None
     even = even and rows.length % chunk == 0 and columns.slots % (2 * tiling.columns) == 0
-    where = {name: sums_of_rows[..., i:] for i, name in enumerate(added)}
-    _look[grid](
+    tensors = (
         q, k, given(None) if fetch is None else fetch, lse2, first, stop, seen, given(slopes), given(table),
         given(bias), given(weights),
-        given(where.get("entropy")), given(largest), given(where.get("distance")), given(where.get("total")),
+        sums_of_rows if added else lse2, given(largest),
         *(given(found.get(name)) for name in ("received", "sums", "maxima")), given(rows.edges), given(columns.edges),
+    )  # fmt: skip
+    numbers = (
         *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
         0 if seen.shape[0] == 1 else seen.stride(0), *strides(table), *strides(bias),
         heads, heads // k.shape[1], queries, keys,
@@ -368,17 +375,18 @@ def look(
         pixel_unit, bin_parts,
         rows.start, rows.length, rows.pixel, rows.bins, per_chunk,
         columns.start, columns.slots, columns.pixel, columns.bins,
-        D=dim, DIM=max(16, triton.next_power_of_2(dim)), BM=tiling.rows, BN=tiling.columns, TMA=fetch is not None,
-        ROW_E=rows.edges is not None, COLUMN_E=columns.edges is not None, GC=group,
-        APART=rows.apart, STARTS=starts and intervals is not None, INTERVALS=intervals is not None,
-        TABLE=table is not None, BIAS=bias is not None, ALIBI=slopes is not None, SOFTCAP=softcap is not None,
-        WANT_ENTROPY="entropy" in want, WANT_LARGEST="max_score" in want, WANT_DISTANCE="distance" in want,
-        WANT_TOTAL="total" in want, WANT_RECEIVED="received" in want, WEIGHTED=weights is not None,
-        WANT_SUMS="sums" in want, WANT_MAXIMA="maxima" in want, BINS=bins,
-        ONE_BIN=one_bin, TWO_SUMS=two_sums, EVEN=even, PER_ROW=len(added),
-        PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
-        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
     )  # fmt: skip
+    settings = (
+        dim, max(16, triton.next_power_of_2(dim)), tiling.rows, tiling.columns, fetch is not None,
+        rows.edges is not None, columns.edges is not None, group, rows.apart,
+        starts and intervals is not None, intervals is not None, table is not None, bias is not None,
+        slopes is not None, softcap is not None,
+        "entropy" in want, "max_score" in want, "distance" in want, "total" in want,
+        "received" in want, weights is not None, "sums" in want, "maxima" in want,
+        bins, one_bin, two_sums, even, len(added), "tf32x3" if q.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
+    options = (("num_warps", tiling.warps), ("num_stages", tiling.stages), ("maxnreg", tiling.registers))
+    launch(_look, (*grid, 1), tensors, numbers, settings, options)
     if "sums" in found and not two_sums:
         found["sums"] = found["sums"] * (pixel_unit / fixed)  # a float32, in one go
     if "maxima" in found:

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sightline.kernels.launch import launch
+
 LN2 = 0.6931471805599453
 # The largest negated log2 of a weight that a row has seen, before it has seen any: a pattern no float reaches.
 NOTHING = 0x7FFFFFFF
@@ -70,9 +72,9 @@ def prepare(lse: Tensor, per_row: int, largest: Tensor | None) -> tuple[Tensor, 
     """
     lse2 = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     sums = torch.empty(*lse.shape, per_row, dtype=torch.int64, device=lse.device)
-    _prepare[(triton.cdiv(lse.numel(), _BLOCK),)](
-        lse, lse2, sums, lse2 if largest is None else largest, lse.numel(), per_row, largest is not None, _BLOCK
-    )
+    rows = lse.numel()
+    tensors = (lse, lse2, sums, lse2 if largest is None else largest)
+    launch(_prepare, (-(-rows // _BLOCK), 1, 1), tensors, (rows,), (per_row, largest is not None, _BLOCK))
     return lse2, sums
 
 
@@ -87,13 +89,13 @@ def finish(
     found = {name: torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for name in wanted}
     if not wanted:
         return found
-    _finish[(triton.cdiv(lse.numel(), _BLOCK),)](
-        lse, sums, lse if largest is None else largest,
-        *(found.get(name, lse) for name in ("entropy", "distance", "total", "max_score")), lse.numel(),
-        LN2 * units["entropy"], units["distance"], units["total"], len(names),
-        *(names.index(name) if name in names else -1 for name in ("entropy", "distance", "total")),
-        largest is not None, _BLOCK,
-    )  # fmt: skip
+    rows = lse.numel()
+    results = (found.get(name, lse) for name in ("entropy", "distance", "total", "max_score"))
+    tensors = (lse, sums, lse if largest is None else largest, *results)
+    numbers = (rows, LN2 * units["entropy"], units["distance"], units["total"])
+    places = (names.index(name) if name in names else -1 for name in ("entropy", "distance", "total"))
+    settings = (len(names), *places, largest is not None, _BLOCK)
+    launch(_finish, (-(-rows // _BLOCK), 1, 1), tensors, numbers, settings)
     return found
 
 

@@ -35,23 +35,25 @@ class Job(NamedTuple):
     pictures: list[Picture]
 
 
-@torch.no_grad()
 def compute(call: Call, row: Tensor, requests: list[Request | Weighted]) -> dict[Any, Any]:
     """The results of all requests, by one pass over the map."""
-    job = _plan(call, requests)
-    with torch.autocast(call.device.type, enabled=False):
+    if torch.is_autocast_enabled(call.device.type):
+        with torch.autocast(call.device.type, enabled=False):
+            return compute(call, row, requests)
+    with torch.no_grad():
+        job = _plan(call, requests)
         found, grids = _pass(call, row, job)
-    return _with_pictures(call, job, found, grids)
+        return _with_pictures(call, job, found, grids)
 
 
 def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tuple, Tensor]) -> dict[Any, Any]:
     """All results, with the pictures that are not finished yet made from their pixels."""
-    shared = Counter(map(pictures.grid_key, job.pictures))
-    for picture in job.pictures:
-        if picture not in found:
-            key = pictures.grid_key(picture)
-            grid = grids[key].clone() if shared[key] > 1 else grids[key]
-            found[picture] = pictures.finish(call, picture, grid, *job.grids[key])
+    unfinished = [picture for picture in job.pictures if picture not in found]
+    shared = Counter(map(pictures.grid_key, unfinished))
+    for picture in unfinished:
+        key = pictures.grid_key(picture)
+        grid = grids[key].clone() if shared[key] > 1 else grids[key]
+        found[picture] = pictures.finish(call, picture, grid, *job.grids[key])
     return found
 
 

@@ -8,6 +8,7 @@ pixel, pixel `i` covers cells `i cell` to `(i + 1) cell`, and the last one what 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from sightline.errors import InputError, InputTypeError, explain
 from sightline.lens.requests import Picture
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
     """One axis of a picture: where its bins begin and end in the map, and which bin each pixel shows.
+
+    An axis is itself alone: what is made from one is kept by its identity.
 
     >>> axis(slice(0, 10), size=4, cell=None).edges
     array([ 0,  2,  5,  7, 10])
@@ -39,6 +42,18 @@ class Axis:
     def stop(self) -> int:
         return int(self.edges[-1])
 
+    @property
+    def each(self) -> int:
+        """Cells of every bin if all have the same number, else 0.
+
+        >>> axis(slice(0, 8), size=4, cell=None).each, axis(slice(0, 9), size=4, cell=None).each
+        (2, 0)
+        """
+        length = self.stop - self.start
+        if self.bins == 1:
+            return length
+        return self.regular if self.regular and length % self.regular == 0 else 0
+
 
 def axis(span: slice, size: int | None, cell: int | None) -> Axis:
     """The bins of a stretch of the map, by number of pixels or by cells per pixel."""
@@ -56,9 +71,20 @@ def axis(span: slice, size: int | None, cell: int | None) -> Axis:
 
 def axes(picture: Picture, queries: int, keys: int) -> tuple[Axis, Axis]:
     """Both axes of a picture of a map, or an error if its rectangle is not inside the map."""
+    return _axes(picture.size, picture.cell, picture.rows, picture.columns, queries, keys)
+
+
+_Two = tuple[int, int]
+_Span = tuple[int, int | None]
+
+
+@lru_cache(maxsize=64)  # every layer of a model asks for the same
+def _axes(
+    size: _Two | None, cell: _Two | None, rows: _Span | None, columns: _Span | None, queries: int, keys: int
+) -> tuple[Axis, Axis]:
     both = []
     names = ("rows", "columns")
-    for i, (pair, length) in enumerate(((picture.rows, queries), (picture.columns, keys))):
+    for i, (pair, length) in enumerate(((rows, queries), (columns, keys))):
         span = resolve(names[i], None if pair is None else slice(*pair), length)
         if span.stop <= span.start:
             raise InputError(
@@ -72,8 +98,8 @@ def axes(picture: Picture, queries: int, keys: int) -> tuple[Axis, Axis]:
         both.append(
             axis(
                 span,
-                None if picture.size is None else picture.size[i],
-                None if picture.cell is None else picture.cell[i],
+                None if size is None else size[i],
+                None if cell is None else cell[i],
             )
         )
     return both[0], both[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
     from sightline.masks import Mask
+    from sightline.shapes import Sizes
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Columns that are pooled inside a thread, and rows of a pixel in one tile: at most.
@@ -74,10 +75,9 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
 
     The strongest keys may be missing from them: their kernels do not do every call.
     """
-    from sightline.kernels.layout import default_tiling
     from sightline.kernels.look import look
     from sightline.kernels.rows import max_scores
-    from sightline.kernels.top import MOST, bins_for, top
+    from sightline.kernels.top import MOST, top
 
     s = call.sizes
     masked = _masks(call)
@@ -90,68 +90,50 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
         "slopes": call.bias.slopes.to(call.device) if isinstance(call.bias, Alibi) else None,
         "bias": _four_axes(call.bias, call) if isinstance(call.bias, Tensor) else None,
     }
-    q, k = (t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k))
-    lse = row.reshape(-1, s.heads, s.queries)
+    q, k = (t if t.dim() == 4 else t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k))
+    lse = row if row.dim() == 3 else row.reshape(-1, s.heads, s.queries)
 
     def shaped(x: Tensor) -> Tensor:
-        return x.reshape(*s.batch, *x.shape[1:])
+        return x if len(s.batch) == 1 else x.reshape(*s.batch, *x.shape[1:])
 
     found: dict[Any, Any] = {}
     grids: dict[tuple, Tensor] = {}
     want = set(job.rows)
     if call.sinks is not None and want & {"entropy", "distance"}:
         want.add("total")
-    plain = [request for request in job.received if request == "received"]
-    if plain:
+    if "received" in job.received:
         want.add("received")
     tops = [] if isinstance(call.bias, Tensor) else [request for request in job.tops if request.n <= MOST]
     if tops:
         want.add("max_score")  # whose bins tell where to look
-    pending = list(job.grids.items())
-    means = means_of(job.pictures, job.grids)
-    bins, width = 1, s.keys
+    means = means_of(job.pictures, job.grids) if job.grids else {}
+    known = _is_positional(call.mask)
+    shape = (call.mask if known else None, known, s, call.q.dtype, call.device)
+    pixels = tuple((key, axes, means[key][1] if key in means else 0) for key, axes in job.grids.items())
     largest = edges = lse
-    while want or pending:
-        # A picture of the whole map rides along with the rest; sums and maxima of the same pixels go together.
-        taken = [entry for entry in pending if entry[0][:4] == pending[0][0][:4]] if pending else []
-        if taken and want and (taken[0][0][2] is not None or taken[0][0][3] is not None):
-            taken = []
-        rows, columns = _whole(call)
-        asked = frozenset(want | {"maxima" if key[-1] else "sums" for key, _ in taken})
-        tiling = default_tiling(s.dim, call.q.dtype, asked)
-        if taken:
-            vertical, horizontal = taken[0][1]
-            rows, columns = _rows(vertical, call, tiling.rows), _columns(horizontal, call)
-        unit = 1.0
-        if len(taken) == 1 and taken[0][0] in means:
-            unit = 1 / means[taken[0][0]][1]
-        if tops and "max_score" in want:
-            parts = 2 * -(-columns.slots // (2 * tiling.columns))
-            bins = bins_for(max(request.n for request in tops), lse.numel(), parts)
-            width = -(-parts // bins) * tiling.columns
-        seen = None
-        if rows.edges is None and columns.edges is None and _is_positional(call.mask):
-            sides = "distance" in want
-            seen = _seen(call.mask, s.queries, s.keys, call.device, rows, columns, tiling, bool(taken), sides)
+    width = s.keys
+    for go in _goes(*shape, frozenset(want), max((request.n for request in tops), default=0), pixels):
         result = look(
-            q, k, lse, rows=rows, columns=columns, want=asked, tiling=tiling, seen=seen, bins=bins, pixel_unit=unit,
-            **options,
+            q, k, lse, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen, bins=go.bins,
+            pixel_unit=go.unit, **options,
         )  # fmt: skip
-        largest, edges = result.get("largest", largest), result.get("bin_edges", edges)
-        for key, _ in taken:
-            pixels = shaped(result["maxima" if key[-1] else "sums"])
-            if unit == 1.0:
-                grids[key] = pixels
+        if "largest" in result:
+            largest, edges, width = result["largest"], result["bin_edges"], go.width
+        for key in go.grids:
+            grid = shaped(result["maxima" if key[-1] else "sums"])
+            if go.unit == 1.0:
+                grids[key] = grid
             else:
-                found[means[key][0]] = pixels
-            pending = [entry for entry in pending if entry[0] != key]
-        found.update({name: shaped(result[name]) for name in want if name in result})
-        want = set()
+                found[means[key][0]] = grid
+        found.update({name: shaped(result[name]) for name in go.statistics if name in result})
     for request in job.received:
-        if request not in plain:
+        if request != "received":
             weights = request.weights.reshape(-1, s.heads, s.queries)  # type: ignore[union-attr]
-            rows, columns = _whole(call)
-            part = look(q, k, lse, rows=rows, columns=columns, want=frozenset({"received"}), weights=weights, **options)
+            go = _goes(*shape, frozenset({"received"}), 0, ())[0]
+            part = look(
+                q, k, lse, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen,
+                weights=weights, **options,
+            )  # fmt: skip
             found[request] = shaped(part["received"])
     for request in tops:
         rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table", "starts")}
@@ -162,10 +144,78 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     return found, grids
 
 
+class _Go(NamedTuple):
+    """One go of the kernel over the map: what it is to find, and how its rows and columns are laid out."""
+
+    asked: frozenset[str]
+    statistics: frozenset[str]  # of what is asked, what is not a picture
+    grids: tuple[tuple, ...]  # the pictures' grids
+    rows: Slots
+    columns: Slots
+    tiling: Tiling
+    seen: Tensor | None
+    unit: float  # of a pixel's sum
+    bins: int = 1
+    width: int = 0  # columns of a bin
+
+
+@functools.lru_cache(maxsize=64)  # every layer of a model asks for the same
+def _goes(
+    mask: Mask | None,
+    known: bool,
+    s: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    want: frozenset[str],
+    most: int,
+    pixels: tuple[tuple[tuple, tuple[Axis, Axis], int], ...],
+) -> tuple[_Go, ...]:
+    """The goes that find some statistics, the bins that tell where the `most` strongest keys are, and some pictures.
+
+    Of a picture there is its grid's key, its axes, and how many cells a pixel has if its mean is wanted. The mask
+    counts only if it is `known` to be the same for every layer.
+    """
+    from sightline.kernels.layout import default_tiling
+    from sightline.kernels.top import bins_for
+
+    found: list[_Go] = []
+    pending = list(pixels)
+    while want or pending:
+        # A picture of the whole map rides along with the rest; sums and maxima of the same pixels go together.
+        taken = [entry for entry in pending if entry[0][:4] == pending[0][0][:4]] if pending else []
+        if taken and want and (taken[0][0][2] is not None or taken[0][0][3] is not None):
+            taken = []
+        rows, columns = _whole(s)
+        asked = want | {"maxima" if key[-1] else "sums" for key, _, _ in taken}
+        tiling = default_tiling(s.dim, dtype, asked)
+        unit, bins, width = 1.0, 1, s.keys
+        if taken:
+            _, (vertical, horizontal), cells = taken[0]
+            rows, columns = _rows(vertical, device, tiling.rows), _columns(horizontal, device)
+            unit = 1 / cells if len(taken) == 1 and cells else 1.0
+        if most and "max_score" in want:
+            parts = 2 * -(-columns.slots // (2 * tiling.columns))
+            bins = bins_for(most, math.prod(s.batch) * s.heads * s.queries, parts)
+            width = -(-parts // bins) * tiling.columns
+        seen = None
+        if known and rows.edges is None and columns.edges is None:
+            seen = _seen(mask, s, device, rows, columns, tiling, bool(taken), "distance" in want)
+        grids = tuple(key for key, _, _ in taken)
+        found.append(_Go(asked, want, grids, rows, columns, tiling, seen, unit, bins, width))
+        pending = [entry for entry in pending if entry not in taken]
+        want = frozenset()
+    return tuple(found)
+
+
 def _masks(call: Call) -> dict[str, Any] | None:
     """The mask as intervals and a table, or None if it is more than that."""
-    s, device = call.sizes, call.device
-    rules, tables = split(call.mask)
+    s, device, mask = call.sizes, call.device, call.mask
+    if mask is None:
+        return {"intervals": None, "starts": False, "table": None}
+    if _is_positional(mask):
+        both = _intervals(mask, s.queries, s.keys, device)
+        return {"intervals": both, "starts": not _from_the_first(mask), "table": None}
+    rules, tables = split(mask)
     intervals: tuple[Tensor, Tensor] | None = None
     for rule in rules:
         known = _is_positional(rule)
@@ -180,8 +230,8 @@ def _masks(call: Call) -> dict[str, Any] | None:
     table = None
     if tables:
         table = _four_axes(tables[0].tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, device), call)
-    both = None if intervals is None else tuple(_per_batch(x, call) for x in intervals)
-    return {"intervals": both, "starts": not all(_from_the_first(rule) for rule in rules), "table": table}
+    every = None if intervals is None else tuple(_per_batch(x, call) for x in intervals)
+    return {"intervals": every, "starts": not all(_from_the_first(rule) for rule in rules), "table": table}
 
 
 def _is_positional(mask: Mask | None) -> bool:
@@ -196,16 +246,16 @@ def _from_the_first(mask: Mask) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def _intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The intervals of a positional mask, `[1, queries]`."""
     both = mask.intervals(queries, keys, device)
     assert both is not None
-    return both[0].to(torch.int32), both[1].to(torch.int32)
+    first, stop = (x.to(torch.int32).reshape(1, queries).contiguous() for x in both)
+    return first, stop
 
 
-@functools.lru_cache(maxsize=32)
 def _seen(
     mask: Mask | None,
-    queries: int,
-    keys: int,
+    s: Sizes,
     device: torch.device,
     rows: Slots,
     columns: Slots,
@@ -215,12 +265,9 @@ def _seen(
 ) -> Tensor:
     from sightline.kernels.layout import chunks, tiles_seen
 
-    intervals = None
-    if mask is not None:
-        first, stop = _intervals(mask, queries, keys, device)
-        intervals = (first[None], stop[None])
+    intervals = None if mask is None else _intervals(mask, s.queries, s.keys, device)
     chunk = chunks(rows, tiling, pictured)
-    return tiles_seen(intervals, rows, columns, tiling, *chunk, keys - queries, sides, device)
+    return tiles_seen(intervals, rows, columns, tiling, *chunk, s.keys - s.queries, sides, device)
 
 
 def _per_batch(x: Tensor, call: Call) -> Tensor:
@@ -245,23 +292,22 @@ def _four_axes(table: Tensor, call: Call) -> Tensor:
     return table.expand(size, s.heads, s.queries, s.keys)
 
 
-def _whole(call: Call) -> tuple[Slots, Slots]:
+def _whole(s: Sizes) -> tuple[Slots, Slots]:
     """All rows and columns, without a picture."""
     from sightline.kernels.layout import Slots
 
-    s = call.sizes
     return Slots(0, s.queries, 1, s.queries), Slots(0, s.keys, 1, s.keys)
 
 
-def _columns(axis: Axis, call: Call) -> Slots:
+def _columns(axis: Axis, device: torch.device) -> Slots:
     """The slots of a picture's columns: cells as they are if pixels are of one handy size, else padded pixels."""
     group = min(axis.regular & -axis.regular, _POOLED)
     if group >= 8:
         return _as_they_are(axis, group=group)
-    return _padded(axis, call, 16 if _widest(axis) > 8 else 8)
+    return _padded(axis, device, 16 if _widest(axis) > 8 else 8)
 
 
-def _rows(axis: Axis, call: Call, height: int) -> Slots:
+def _rows(axis: Axis, device: torch.device, height: int) -> Slots:
     """The slots of a picture's rows: a tile of some height takes a few rows of several pixels, or of one large one."""
     widest = _widest(axis)
     taken = min(_TAKEN, height // 8, max(2, 1 << (widest - 1).bit_length()))
@@ -270,7 +316,7 @@ def _rows(axis: Axis, call: Call, height: int) -> Slots:
         taken = height
     if axis.regular and axis.regular % taken == 0:
         return _as_they_are(axis, apart=height // taken)
-    return _padded(axis, call, taken, height // taken)
+    return _padded(axis, device, taken, height // taken)
 
 
 def _widest(axis: Axis) -> int:
@@ -283,12 +329,12 @@ def _as_they_are(axis: Axis, group: int = _POOLED, apart: int = 1) -> Slots:
     return Slots(axis.start, axis.stop - axis.start, axis.bins, axis.regular, None, group, apart)
 
 
-def _padded(axis: Axis, call: Call, unit: int, apart: int = 1) -> Slots:
+def _padded(axis: Axis, device: torch.device, unit: int, apart: int = 1) -> Slots:
     """Pixels of so many slots, a multiple of the unit, that the widest fits."""
     from sightline.kernels.layout import Slots
 
     length, cell = axis.stop - axis.start, axis.regular
     pixel = -(-_widest(axis) // unit) * unit
-    edges = torch.from_numpy(axis.edges).to(call.device, torch.int32)
+    edges = torch.from_numpy(axis.edges).to(device, torch.int32)
     per, of = (1, cell) if cell else (axis.bins, length)
     return Slots(axis.start, length, axis.bins, pixel, edges, unit, apart, per, of)

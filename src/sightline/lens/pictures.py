@@ -49,9 +49,7 @@ def grid_key(picture: Picture) -> tuple:
 
 def cells_of_pixels(vertical: Axis, horizontal: Axis) -> int | None:
     """How many cells a pixel has, if all have the same."""
-    heights, widths = np.diff(vertical.edges), np.diff(horizontal.edges)
-    same = (heights == heights[0]).all() and (widths == widths[0]).all()
-    return int(heights[0] * widths[0]) if same else None
+    return vertical.each * horizontal.each or None
 
 
 def means_of(pictures: list[Picture], grids: dict[tuple, tuple[Axis, Axis]]) -> dict[tuple, tuple[Picture, int]]:

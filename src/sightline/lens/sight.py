@@ -257,6 +257,8 @@ class Sight:
 
     def _resolved(self, picture: Picture) -> Picture:
         """The same picture with its rectangle spelled out, so that it is found again however it was asked for."""
+        if picture.rows is None and picture.columns is None:
+            return picture
         s = self._call.sizes
         spans: list[slice | None] = []
         for name, pair, length in (("rows", picture.rows, s.queries), ("columns", picture.columns, s.keys)):
