@@ -32,21 +32,19 @@ class Rounds(dict[str, dict]):
 def compare(candidates: dict[str, Callable[[], object]], repeats: int = 7, warmups: int = 2) -> Rounds:
     """Milliseconds of each candidate: every round runs all of them, so that a noisy moment meets all alike.
 
-    The order is drawn anew for each round, because what runs second finds another cache than what runs first.
+    The order is drawn anew for each round, because what runs second finds another cache than what runs first. On a GPU
+    the time is the device's, with the host ahead of it as in a model that runs; the host's own is `host_ms`.
     """
     if QUICK:
         repeats, warmups = min(repeats, 2), 1
-    on_gpu = torch.cuda.is_available()
+    gpu = {name: _OnGpu(run) for name, run in candidates.items()} if torch.cuda.is_available() else {}
     times: dict[str, list[float]] = {name: [] for name in candidates}
     order, shuffle = list(candidates.items()), random.Random(0)
-    calls: dict[str, int] = {}
     for turn in range(warmups + repeats):
         shuffle.shuffle(order)
         for name, run in order:
-            if on_gpu:
-                spent = _on_gpu(run, calls.get(name, 1))
-                # As in a model that runs, the host is ahead of the device: short calls are timed several in a row.
-                calls[name] = max(1, min(10, int(50 / max(spent, 1e-3))))
+            if name in gpu:
+                spent = gpu[name].time()
             else:
                 before = time.perf_counter()
                 run()
@@ -54,20 +52,43 @@ def compare(candidates: dict[str, Callable[[], object]], repeats: int = 7, warmu
             if turn >= warmups:
                 times[name].append(spent)
     found = Rounds({name: summary(spent) for name, spent in times.items()})
+    for name, timer in gpu.items():
+        found[name]["host_ms"] = statistics.median(timer.host[warmups:])
     found.times = times
     return found
 
 
-def _on_gpu(run: Callable[[], object], calls: int) -> float:
-    """Milliseconds of a call on the device."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(calls):
-        run()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) / calls
+class _OnGpu:
+    """Times one candidate: a few calls in a row, behind work that keeps the device busy while the host makes them."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.run = run
+        self.calls = 1  # of a round; short calls are made several in a row
+        self.host: list[float] = []  # milliseconds the host took for a call, round by round
+
+    def time(self) -> float:
+        """Milliseconds of a call on the device."""
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        # A call that waits for the device has the device's time in its host's: it gets a delay too, but a bounded one.
+        delay = 2 * self.calls * min(self.host, default=0.0)
+        torch.cuda._sleep(int(min(delay, _DELAY) * _CYCLES))
+        start.record()
+        before = time.perf_counter()
+        for _ in range(self.calls):
+            self.run()
+        self.host.append((time.perf_counter() - before) * 1e3 / self.calls)
+        stop.record()
+        torch.cuda.synchronize()
+        spent = start.elapsed_time(stop) / self.calls
+        # Not so many that the host has to wait for room in the device's queue.
+        self.calls = max(1, min(10, int(50 / max(spent, 1e-3)), int(_AHEAD / max(self.host[-1], 1e-3))))
+        return spent
+
+
+_CYCLES = 2e6  # of a device in a millisecond, or a little more
+_DELAY = 30.0  # milliseconds that the device is kept busy at most
+_AHEAD = 3.0  # milliseconds of calls that the host makes in a row
 
 
 def willing(candidates: dict[str, Callable[[], object]]) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
@@ -100,6 +121,11 @@ def ratio(result: dict[str, dict], name: str, base: str) -> float:
     if isinstance(result, Rounds):
         return statistics.median(a / b for a, b in zip(result.times[name], result.times[base], strict=True))
     return result[name]["median_ms"] / result[base]["median_ms"]
+
+
+def lasting(timed: dict) -> float:
+    """Milliseconds of a call among many alike: the device's time or the host's, whichever is longer."""
+    return max(timed["median_ms"], timed.get("host_ms", 0.0))
 
 
 def machine() -> dict:
