@@ -90,7 +90,6 @@ def overhead() -> list[dict]:
     """Microseconds that a call costs beyond SDPA's at 16 tokens; on a GPU it is the host's time that counts there."""
     q, k, v = draw(16)
     mask, rows = sl.causal(), []
-    count, which = (100, "host_ms") if GPU else (500, "median_ms")
     calls = {
         "plain": (lambda: F.scaled_dot_product_attention(q, k, v), lambda: sl.attention(q, k, v)),
         "causal": (
@@ -100,9 +99,9 @@ def overhead() -> list[dict]:
     }
     for name, (theirs, ours) in calls.items():
         both = {"torch": theirs, "sightline": ours}
-        many = {label: (lambda f=f: [f() for _ in range(count)]) for label, f in both.items()}
-        result = compare(many, repeats=21)
-        each = {label: result[label][which] * 1e3 / count for label in many}
+        many = {label: (lambda f=f: [f() for _ in range(500)]) for label, f in both.items()}
+        result = compare(many, repeats=21, in_a_row=True)
+        each = {label: result[label]["median_ms"] * 2 for label in many}  # microseconds
         extra = each["sightline"] - each["torch"]
         rows.append({"call": f"overhead, {name}", "tokens": 16, "microseconds": extra, "each": each, **result})
         print(f"overhead of a call at 16 tokens, {name}: {extra:.1f} microseconds", flush=True)

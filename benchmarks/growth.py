@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import QUICK, compare, lasting, summary, write
+from harness import QUICK, compare, summary, write
 
 import sightline as sl
 
@@ -71,10 +71,10 @@ def measure(tokens: int, over: set[str]) -> list[dict]:
         except (torch.OutOfMemoryError, MemoryError):
             over.add(name)
             del runs[name]
-    result = once if long > LONG else compare(runs, repeats=3 if long > 0.4 else 7, warmups=0 if long > 0.4 else 1)
+    slow = long > 0.4
+    result = once if long > LONG else compare(runs, 3 if slow else 7, warmups=0 if slow else 1, in_a_row=True)
     for name in runs:
-        timed = result[name] | {"device_ms": result[name]["median_ms"], "median_ms": lasting(result[name])}
-        rows.append({"call": name, "tokens": tokens, "mebibytes": memory[name]} | (timed if GPU else result[name]))
+        rows.append({"call": name, "tokens": tokens, "mebibytes": memory[name]} | result[name])
         print(f"{name:20} {tokens:9,} tokens {rows[-1]['median_ms']:12.3f} ms {memory[name]:10.1f} MiB", flush=True)
     return rows
 

@@ -29,60 +29,85 @@ class Rounds(dict[str, dict]):
     times: dict[str, list[float]]
 
 
-def compare(candidates: dict[str, Callable[[], object]], repeats: int = 7, warmups: int = 2) -> Rounds:
+def compare(
+    candidates: dict[str, Callable[[], object]], repeats: int = 7, warmups: int = 2, in_a_row: bool = False
+) -> Rounds:
     """Milliseconds of each candidate: every round runs all of them, so that a noisy moment meets all alike.
 
-    The order is drawn anew for each round, because what runs second finds another cache than what runs first. On a GPU
-    the time is the device's, with the host ahead of it as in a model that runs; the host's own is `host_ms`.
+    The order is drawn anew for each round, because what runs second finds another cache than what runs first.
+
+    On a GPU the time is the device's, with the host ahead of it: what a kernel costs in a model that keeps the device
+    busy. `in_a_row` gives what one waits for call after call instead, the host's time where that is the longer one.
     """
     if QUICK:
         repeats, warmups = min(repeats, 2), 1
-    gpu = {name: _OnGpu(run) for name, run in candidates.items()} if torch.cuda.is_available() else {}
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    order, shuffle = list(candidates.items()), random.Random(0)
+    if torch.cuda.is_available():
+        timers = {name: _InARow(run) if in_a_row else _HostAhead(run) for name, run in candidates.items()}
+    else:
+        timers = {name: _Once(run) for name, run in candidates.items()}
+    order, shuffle = list(timers.items()), random.Random(0)
     for turn in range(warmups + repeats):
         shuffle.shuffle(order)
-        for name, run in order:
-            if name in gpu:
-                spent = gpu[name].time()
-            else:
-                before = time.perf_counter()
-                run()
-                spent = (time.perf_counter() - before) * 1e3
+        for name, timer in order:
+            spent = timer.time()
             if turn >= warmups:
                 times[name].append(spent)
     found = Rounds({name: summary(spent) for name, spent in times.items()})
-    for name, timer in gpu.items():
-        found[name]["host_ms"] = statistics.median(timer.host[warmups:])
     found.times = times
     return found
 
 
-class _OnGpu:
-    """Times one candidate: a few calls in a row, behind work that keeps the device busy while the host makes them."""
+class _Once:
+    """Times a call by the clock on the wall."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self.run = run
-        self.calls = 1  # of a round; short calls are made several in a row
-        self.host: list[float] = []  # milliseconds the host took for a call, round by round
 
     def time(self) -> float:
-        """Milliseconds of a call on the device."""
+        before = time.perf_counter()
+        self.run()
+        return (time.perf_counter() - before) * 1e3
+
+
+class _InARow(_Once):
+    """Times calls on a GPU that follow each other, until all are done."""
+
+    calls = 1
+
+    def time(self) -> float:
+        torch.cuda.synchronize()
+        before = time.perf_counter()
+        for _ in range(self.calls):
+            self.run()
+        torch.cuda.synchronize()
+        spent = (time.perf_counter() - before) * 1e3 / self.calls
+        self.calls = max(1, min(50, int(50 / max(spent, 1e-3))))
+        return spent
+
+
+class _HostAhead(_Once):
+    """Times a few calls on a GPU behind work that keeps it busy while the host makes them."""
+
+    calls = 1
+    host = 0.0  # milliseconds in which the host made a call, at best
+
+    def time(self) -> float:
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        # A call that waits for the device has the device's time in its host's: it gets a delay too, but a bounded one.
-        delay = 2 * self.calls * min(self.host, default=0.0)
-        torch.cuda._sleep(int(min(delay, _DELAY) * _CYCLES))
+        # A call that waits for the device has the device's time in its host's: the delay is bounded.
+        torch.cuda._sleep(int(min(2 * self.calls * self.host, _DELAY) * _CYCLES))
         start.record()
         before = time.perf_counter()
         for _ in range(self.calls):
             self.run()
-        self.host.append((time.perf_counter() - before) * 1e3 / self.calls)
+        host = (time.perf_counter() - before) * 1e3 / self.calls
         stop.record()
         torch.cuda.synchronize()
         spent = start.elapsed_time(stop) / self.calls
+        self.host = min(host, self.host or host)
         # Not so many that the host has to wait for room in the device's queue.
-        self.calls = max(1, min(10, int(50 / max(spent, 1e-3)), int(_AHEAD / max(self.host[-1], 1e-3))))
+        self.calls = max(1, min(10, int(50 / max(spent, 1e-3)), int(_AHEAD / max(host, 1e-3))))
         return spent
 
 
@@ -121,11 +146,6 @@ def ratio(result: dict[str, dict], name: str, base: str) -> float:
     if isinstance(result, Rounds):
         return statistics.median(a / b for a, b in zip(result.times[name], result.times[base], strict=True))
     return result[name]["median_ms"] / result[base]["median_ms"]
-
-
-def lasting(timed: dict) -> float:
-    """Milliseconds of a call among many alike: the device's time or the host's, whichever is longer."""
-    return max(timed["median_ms"], timed.get("host_ms", 0.0))
 
 
 def machine() -> dict:

@@ -4,7 +4,8 @@
 
 Figures: an encoder's forward pass, with and without gradients, and a step of training, as a multiple of
 torch.nn.TransformerEncoder's; multi-head attention beside torch.nn.MultiheadAttention; and what it costs to see the
-attention: `observe` with every statistic and a picture beside `need_weights=True`, which returns the map.
+attention: `observe` with every statistic and a picture beside `need_weights=True`, which returns the map. A module is
+many short calls: on a GPU the time is that of one after the other, the host's included.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from harness import QUICK, compare, lasting, ratio, willing, write
+from harness import QUICK, compare, ratio, willing, write
 from torch import nn
 
 import sightline as sl
@@ -52,7 +53,7 @@ def encoder() -> list[dict]:
             "encoder, forward + backward": lambda module, x: module(x).sum().backward(),
         }.items():
             runs = {"torch": lambda: run(theirs, x), "sightline": lambda: run(ours, x)}
-            result = compare(runs, repeats=21 if GPU else 15)
+            result = compare(runs, repeats=21 if GPU else 15, in_a_row=True)
             rows.append(_row(call, batch, time, result))
             for module in (theirs, ours):
                 module.zero_grad(set_to_none=True)
@@ -79,7 +80,7 @@ def attention() -> list[dict]:
                 if refused:
                     rows.append({"call": call, "batch": 1, "tokens": time, "refused": refused})
                     continue
-                rows.append(_row(call, 1, time, compare(able, repeats=21 if GPU else 15)))
+                rows.append(_row(call, 1, time, compare(able, repeats=21 if GPU else 15, in_a_row=True)))
     return rows
 
 
@@ -89,10 +90,7 @@ def _without_gradients(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _row(call: str, batch: int, time: int, result: dict[str, dict]) -> dict:
-    """On a GPU a module is many small calls, of which the host's time may be the longer one: that is what one waits."""
-    waited = {name: lasting(timed) for name, timed in result.items()}
-    times = waited["sightline"] / waited["torch"] if GPU else ratio(result, "sightline", "torch")
-    row = {"call": call, "batch": batch, "tokens": time, "ratio": times, "waited_ms": waited, **result}
+    row = {"call": call, "batch": batch, "tokens": time, "ratio": ratio(result, "sightline", "torch"), **result}
     print(f"{call:32} {batch} x {time:5}   sightline / torch = {row['ratio']:.3f}", flush=True)
     return row
 

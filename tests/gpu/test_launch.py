@@ -60,6 +60,6 @@ def test_the_same_account_again_and_for_other_memory(mask):
         again = sl.observe(copy, k, v, mask=mask, stats=stats)[1]
         for one, other in ((first.entropy, again.entropy), (first.received(), again.received())):
             torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-3)
-        torch.testing.assert_close(first.picture((64, 64)), again.picture((64, 64)), atol=2e-4, rtol=2e-3)
+        torch.testing.assert_close(first.picture(size=(64, 64)), again.picture(size=(64, 64)), atol=2e-4, rtol=2e-3)
         torch.testing.assert_close(first.max_score, again.max_score, atol=2e-3, rtol=2e-3)
         torch.testing.assert_close(first.distance, again.distance, atol=0.2, rtol=2e-3)
