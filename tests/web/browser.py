@@ -111,6 +111,8 @@ class Visit:
     def settle(self, estimates: bool = False) -> None:
         """Wait until every map on the screen is complete; estimates may do, where exact ones take a minute."""
         self.page.wait_for_timeout(100)
+        # A map that was let go of while it moved glides on, and only then tells the address where it is.
+        self.until("document.querySelector('.leaflet-pan-anim') === null")
         good = " || b.dataset.kind === 'estimate'" if estimates else ""
         self.until(
             "[...document.querySelectorAll('.mapview')].filter(m => m.offsetParent)"

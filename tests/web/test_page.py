@@ -635,6 +635,47 @@ def test_a_long_map_is_panned_with_bounds(visit: Visit, live: Live, long: str) -
     visit.errors[:] = [error for error in visit.errors if "ERR_ABORTED" not in error]
 
 
+def test_a_drag_makes_no_element_anew(visit: Visit, live: Live, long: str) -> None:
+    """What is in view stays the same element: made anew with every frame, they were most of the page's memory."""
+    page = visit.open(f"#v=1&run={long}&view=map&L=0&H=0&at=40000,20000,-2&diag=0", estimates=True)
+    box = page.locator(".centre-map .surface").bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] // 2, box["y"] + box["height"] // 2
+    page.mouse.move(x, y)
+    page.wait_for_selector(".centre-map .tooltip >> text=queries")
+    page.evaluate(
+        """() => {
+          const map = document.querySelector('.centre-map');
+          window.labels = () => [...map.querySelectorAll('.axis-label')].map((node) => [node.textContent, node]);
+          window.first = window.labels();
+          window.sizes = 0;
+          const watch = new MutationObserver((seen) => { window.sizes += seen.length; });
+          watch.observe(map, { subtree: true, attributeFilter: ['width', 'height'] });
+        }"""
+    )
+    held = page.locator(".centre-map .tooltip").inner_text().split("\n")[:2]
+    page.mouse.down()
+    page.mouse.move(x + 60, y + 40, steps=6)
+    page.wait_for_timeout(80)
+    # The cell that the map was taken by comes along with the pointer, and so does what is said of it.
+    assert page.locator(".centre-map .tooltip").inner_text().split("\n")[:2] == held
+    kept, moved = page.evaluate(
+        """() => {
+          const now = new Map(window.labels());
+          const both = window.first.filter(([text]) => now.has(text));
+          return [both.filter(([text, node]) => now.get(text) === node).length, both.length];
+        }"""
+    )
+    page.mouse.up()
+    assert kept == moved > 8
+    assert page.evaluate("new Set(window.labels().map(([text]) => text)).size === window.labels().length"), "each once"
+    assert page.evaluate("window.sizes") == 0
+    rows = page.locator(".centre-map .axis-label.row").evaluate_all(
+        "all => all.map(n => [Number(n.textContent.replaceAll(',', '')), n.getBoundingClientRect().y])"
+    )
+    assert [place for _, place in sorted(rows)] == sorted(place for _, place in rows)
+
+
 def test_the_address_keeps_its_place(visit: Visit, live: Live, long: str) -> None:
     """While the page opens, when it is read anew, and when the window changes its size."""
     page = visit.open(f"#v=1&run={long}&view=map&L=0&H=0&at=40000,20000,-2&diag=0", estimates=True)

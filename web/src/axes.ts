@@ -1,6 +1,6 @@
 // Token labels beside the map: every token where cells are large, else ticks. DOM text, so that it can be read aloud.
 
-import { el } from "./dom";
+import { blank, el } from "./dom";
 import { type Grid, ticks } from "./grid";
 import type { Tokens } from "./tokens";
 
@@ -18,14 +18,11 @@ export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Ma
   const { q0, q1 } = grid.visible();
   const every = grid.ch >= EVERY;
   const places = every ? range(q0, q1) : withMarks(ticks(q0, q1, grid.ch, APART), [...marks.rows, marks.hoverRow], q0, q1, grid.ch);
-  const labels = places.map((i) => {
-    const label = el("div", { class: "axis-label row" }, every ? null : position(i), tokens.named || every ? tokens.element(i) : null);
-    label.style.top = `${every ? grid.y(i) : Math.max(grid.y(i) + Math.min(grid.ch, 4) / 2 - 8, 0)}px`;
+  keepLabels(box, places, tokens, every, "row", (label, i) => {
+    label.style.translate = `0 ${whole(every ? grid.y(i) : Math.max(grid.y(i) + Math.min(grid.ch, 4) / 2 - 8, 0))}px`;
     label.style.height = `${every ? grid.ch : 16}px`;
     mark(label, marks.rows.has(i), marks.hoverRow === i);
-    return label;
   });
-  box.replaceChildren(...labels);
 }
 
 export function drawColumns(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Marks): void {
@@ -34,13 +31,40 @@ export function drawColumns(box: HTMLElement, grid: Grid, tokens: Tokens, marks:
   const places = every
     ? range(k0, k1)
     : withMarks(ticks(k0, k1, grid.cw, APART), [...marks.columns, marks.hoverColumn], k0, k1, grid.cw);
-  const labels = places.map((i) => {
-    const label = el("div", { class: `axis-label column${every ? " steep" : ""}` }, every ? null : position(i), tokens.named || every ? tokens.element(i) : null);
-    label.style.left = `${every ? grid.x(i) + grid.cw / 2 : Math.max(grid.x(i) + Math.min(grid.cw, 4) / 2, 18)}px`;
+  keepLabels(box, places, tokens, every, every ? "column steep" : "column", (label, i) => {
+    label.style.translate = `${whole(every ? grid.x(i) + grid.cw / 2 : Math.max(grid.x(i) + Math.min(grid.cw, 4) / 2, 18))}px`;
     mark(label, marks.columns.has(i), marks.hoverColumn === i);
-    return label;
   });
-  box.replaceChildren(...labels);
+}
+
+const shown = new WeakMap<HTMLElement, Map<string, HTMLElement>>();
+
+// A label stays as long as it is in view, and is only moved. Made anew with every frame, labels were over 100 MB after a
+// minute of panning: elements are not on the heap of the script, so that its collector sees no reason to run.
+function keepLabels(box: HTMLElement, places: number[], tokens: Tokens, every: boolean, name: string, place: (label: HTMLElement, i: number) => void): void {
+  const before = shown.get(box) ?? new Map<string, HTMLElement>();
+  const now = new Map<string, HTMLElement>();
+  const text = tokens.named || every;
+  for (const i of places) {
+    const key = `${name}/${i}/${text ? `${tokens.kind(i)}/${tokens.label(i)}` : ""}`;
+    const label = before.get(key) ?? el("div", { class: `axis-label ${name}` }, every ? null : position(i), text ? tokens.element(i) : null);
+    before.delete(key);
+    now.set(key, label);
+    place(label, i);
+  }
+  for (const label of before.values()) label.remove();
+  let next = box.firstChild;
+  for (const label of now.values()) {
+    if (label === next) next = next.nextSibling;
+    else box.insertBefore(label, next);
+  }
+  shown.set(box, now);
+}
+
+// Text is sharp on whole pixels of the screen only.
+function whole(pixels: number): number {
+  const ratio = window.devicePixelRatio || 1;
+  return Math.round(pixels * ratio) / ratio;
 }
 
 function mark(label: HTMLElement, pinned: boolean, hovered: boolean): void {
@@ -59,7 +83,7 @@ function range(first: number, stop: number): number[] {
 // Marked positions are always labelled; ticks too near to them give way.
 function withMarks(found: number[], marked: (number | null)[], first: number, stop: number, cell: number): number[] {
   const kept = [...new Set(marked.filter((i): i is number => i !== null && i >= first && i < stop))];
-  return [...found.filter((i) => kept.every((m) => m === i || Math.abs(m - i) * cell >= APART / 2)), ...kept];
+  return [...found.filter((i) => kept.every((m) => Math.abs(m - i) * cell >= APART / 2)), ...kept];
 }
 
 // A strip beside an axis: one shade per pixel, the mean of what lies behind it.
@@ -67,9 +91,7 @@ export function drawStrip(canvas: HTMLCanvasElement, sums: Float64Array | null, 
   const ratio = window.devicePixelRatio || 1;
   const length = vertical ? grid.height : grid.width;
   const across = vertical ? canvas.clientWidth : canvas.clientHeight;
-  canvas.width = Math.round((vertical ? across : length) * ratio);
-  canvas.height = Math.round((vertical ? length : across) * ratio);
-  const context = canvas.getContext("2d")!;
+  const context = blank(canvas, Math.round((vertical ? across : length) * ratio), Math.round((vertical ? length : across) * ratio));
   if (!sums || !largest) return;
   context.fillStyle = color;
   const count = sums.length - 1;

@@ -65,6 +65,14 @@ export function clear(node: Element): void {
   node.replaceChildren();
 }
 
+// A canvas of this size with nothing on it. To set a size, even the same, takes new memory and lays the page out again.
+export function blank(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
+  const context = canvas.getContext("2d")!;
+  if (canvas.width === width && canvas.height === height) context.clearRect(0, 0, width, height);
+  else [canvas.width, canvas.height] = [width, height];
+  return context;
+}
+
 // At most one call a frame, with the last arguments.
 export function eachFrame<A extends unknown[]>(work: (...args: A) => void): (...args: A) => void {
   let last: A | null = null;

@@ -42,7 +42,7 @@ export class MapView {
   private columnBox = el("div", { class: "axis columns", attrs: { "aria-hidden": "true" } });
   private entropyStrip = el("canvas", { class: "strip entropy", attrs: { "aria-hidden": "true" }, title: "entropy of each query" });
   private receivedStrip = el("canvas", { class: "strip received", attrs: { "aria-hidden": "true" }, title: "received by each key" });
-  private badge = el("div", { class: "badge", attrs: { hidden: true } });
+  private badge = el("div", { class: "badge", attrs: { hidden: true } }, "refining");
   private failure = el("div", { class: "failure", attrs: { hidden: true, role: "alert" } });
   private mini: MiniMap;
   private look: MapLook | null = null;
@@ -276,9 +276,14 @@ export class MapView {
     if (this.pointer && this.hovered) this.point();
   }
 
+  private get dragged(): boolean {
+    return (this.map.dragging as L.Handler & { moving(): boolean }).moving();
+  }
+
   private point(): void {
     const { x, y } = this.pointer!;
-    this.hovered = this.grid.at(x, y);
+    // A map that is dragged comes along with the pointer: the cell it was taken by stays.
+    if (!this.dragged || !this.hovered) this.hovered = this.grid.at(x, y);
     this.events.hover(this.hovered, x, y, this.hovered ? this.valueAt(this.hovered) : null);
   }
 
@@ -378,10 +383,14 @@ export class MapView {
 
   private status(): void {
     const { failed, refining, waiting } = this.painter;
-    this.badge.hidden = !(refining || waiting) || failed !== null;
-    this.badge.textContent = "refining";
-    this.badge.dataset.kind = waiting ? "waiting" : "estimate";
-    this.badge.title = refining ? "an estimate from a few rows; the exact picture is being computed" : "finer tiles are on their way";
+    const kind = waiting ? "waiting" : "estimate";
+    const idle = !(refining || waiting) || failed !== null;
+    // Asked first: to set what is already so costs the page a new style, with every frame.
+    if (this.badge.hidden !== idle) this.badge.hidden = idle;
+    if (this.badge.dataset.kind !== kind) this.badge.dataset.kind = kind;
+    const title = refining ? "an estimate from a few rows; the exact picture is being computed" : "finer tiles are on their way";
+    if (this.badge.title !== title) this.badge.title = title;
+    if (failed === null && this.failure.hidden) return;
     if (failed !== null && this.failure.dataset.text !== failed) {
       this.failure.replaceChildren(
         el("span", {}, failed),
@@ -406,6 +415,7 @@ export class MapView {
     leaflet.addEventListener("mousemove", (event) => {
       if (this.box) return;
       this.pointer = point(event);
+      if (event.buttons & 1) return; // a drag: the map will move, and tell of it
       this.point();
       this.redraw();
     });

@@ -1,13 +1,13 @@
 // What lies over the tiles: the diagonal, the pins and the crosshair.
 
+import { blank } from "./dom";
 import type { Cells, Grid } from "./grid";
 import type { MapLook } from "./mapview";
 
 export function drawOverlay(canvas: HTMLCanvasElement, grid: Grid, look: MapLook, hovered: Cells | null): void {
   const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.round(grid.width * ratio);
-  canvas.height = Math.round(grid.height * ratio);
-  const context = canvas.getContext("2d")!;
+  const context = blank(canvas, Math.round(grid.width * ratio), Math.round(grid.height * ratio));
+  context.save();
   context.scale(ratio, ratio);
   context.beginPath();
   context.rect(grid.ox, grid.oy, grid.keys * grid.cw, grid.queries * grid.ch);
@@ -19,6 +19,7 @@ export function drawOverlay(canvas: HTMLCanvasElement, grid: Grid, look: MapLook
   if (look.k !== null) band(context, grid, look.k, false, look.scale.dark);
   if (look.k !== null) for (const q of look.q) ring(context, grid, q, look.k, look.scale.dark);
   if (hovered) crosshair(context, grid, hovered);
+  context.restore();
 }
 
 function diagonal(context: CanvasRenderingContext2D, grid: Grid, offset: number, dark: boolean): void {

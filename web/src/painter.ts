@@ -1,6 +1,7 @@
 // Draws the tiles of a map onto one canvas, edge to edge: whole device pixels, so that no seam can show.
 
 import { colorTable, css, paint, paper, type Scale } from "./colors";
+import { blank } from "./dom";
 import { type Cells, type Grid, TILE } from "./grid";
 import { type Loader, tileKey, type Wanted } from "./loader";
 import type { OpenRun } from "./run";
@@ -30,6 +31,8 @@ export class Painter {
   private version = 0;
   private scale: Scale | null = null;
   private hatch: CanvasPattern | null = null;
+  private pixels = new ImageData(TILE, TILE); // of whichever tile is painted
+  private words = new Uint32Array(this.pixels.data.buffer);
 
   constructor(
     readonly canvas: HTMLCanvasElement,
@@ -48,13 +51,8 @@ export class Painter {
   draw(grid: Grid, heads: HeadRef[], pool: Pool, pointer: { x: number; y: number } | null): Wanted[] {
     const ratio = window.devicePixelRatio || 1;
     const [width, height] = [Math.round(grid.width * ratio), Math.round(grid.height * ratio)];
-    if (this.canvas.width !== width || this.canvas.height !== height) {
-      this.canvas.width = width;
-      this.canvas.height = height;
-    }
-    const context = this.canvas.getContext("2d")!;
+    const context = blank(this.canvas, width, height);
     context.imageSmoothingEnabled = false;
-    context.clearRect(0, 0, width, height);
     const edge = (n: number) => Math.round(n * ratio);
     const [left, top] = [edge(grid.ox), edge(grid.oy)];
     context.fillStyle = this.pattern(context, ratio);
@@ -136,9 +134,8 @@ export class Painter {
     if (!painted || painted.version !== this.version || painted.of !== values) {
       const canvas = painted?.canvas ?? this.spare();
       const context = canvas.getContext("2d")!;
-      const image = context.createImageData(TILE, TILE);
-      paint(values, this.table, new Uint32Array(image.data.buffer));
-      context.putImageData(image, 0, 0);
+      paint(values, this.table, this.words);
+      context.putImageData(this.pixels, 0, 0);
       painted = { canvas, version: this.version, of: values };
     }
     this.painted.delete(key);
