@@ -23,12 +23,23 @@ PICTURES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
+@pytest.fixture
+def tile(monkeypatch):
+    """Lays out every pass in tiles of some rows and columns."""
     from sightline.kernels import layout, look
 
-    for module in (layout, look):
-        monkeypatch.setattr(module, "default_tiling", lambda *_: layout.Tiling(32, 32, 4, 1))
+    def use(rows, columns):
+        for module in (layout, look):
+            monkeypatch.setattr(module, "default_tiling", lambda *_: layout.Tiling(rows, columns, 4, 1))
+        on_gpu._goes.cache_clear()
+
+    yield use
+    on_gpu._goes.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(tile):
+    tile(32, 32)
 
 
 def both(heads, kv_heads, queries, keys, dim=16, batch=1, dtype=torch.float32, requests=(), **options):
@@ -91,6 +102,17 @@ def test_every_kind_of_picture_equals_the_walk(picture):
 
 def test_pixels_as_large_as_several_tiles():
     assert_same(*both(1, 1, 200, 77, requests=[sl.Picture(3, 2), sl.Picture(cell=(64, 77), reduce="max")]), bound=5e-6)
+
+
+@pytest.mark.parametrize("block", [32, 128])
+@pytest.mark.parametrize("mask", [None, sl.causal()], ids=str)
+def test_pixels_as_wide_as_what_a_program_has(block, mask, tile):
+    """A group of columns, a block of them, both blocks, and more."""
+    tile(32, block)
+    pictures = [sl.Picture(cell=(16, width), reduce="sum") for width in (64, block, 2 * block, 4 * block)]
+    slow, fast = both(1, 1, 300, 300, requests=pictures, mask=mask)
+    assert_same(slow, fast, bound=5e-6)
+    assert all(fast[picture].dtype == torch.float32 for picture in pictures)
 
 
 def test_half_precision():

@@ -19,6 +19,9 @@ def small_tiles(monkeypatch):
 
     for module in (layout, look):
         monkeypatch.setattr(module, "default_tiling", lambda *_: layout.Tiling(32, 32, 4, 1))
+    on_gpu._goes.cache_clear()
+    yield
+    on_gpu._goes.cache_clear()
 
 
 def both(q, k, n, **options):

@@ -58,7 +58,8 @@ def _look(
     SOFTCAP: tl.constexpr,
     WANT_ENTROPY: tl.constexpr, WANT_LARGEST: tl.constexpr, WANT_DISTANCE: tl.constexpr, WANT_TOTAL: tl.constexpr,
     WANT_RECEIVED: tl.constexpr, WEIGHTED: tl.constexpr, WANT_SUMS: tl.constexpr, WANT_MAXIMA: tl.constexpr,
-    BINS: tl.constexpr, ONE_BIN: tl.constexpr, TWO_SUMS: tl.constexpr, EVEN: tl.constexpr, PER_ROW: tl.constexpr,
+    BINS: tl.constexpr, ONE_BIN: tl.constexpr, TWO_SUMS: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
+    PER_ROW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = BM // 2
@@ -260,12 +261,20 @@ def _look(
                 at = pixel_row.to(tl.int64)[:, None, None] * column_bins + pixel_column
                 if WANT_SUMS:
                     found = tl.join(tl.sum(sums_0, 2), tl.sum(sums_1, 2))
-                    ok = inside & (found > 0)
-                    if TWO_SUMS:
-                        # Of two numbers the sum is the same in any order.
-                        tl.atomic_add(sums_of + at, found * pixel_unit, mask=ok, sem="relaxed")
+                    if not TWO_SUMS:
+                        found = (found * fixed).to(tl.int64)
+                        tl.atomic_add(sums_of + at, found, mask=inside & (found > 0), sem="relaxed")
+                    # Of two numbers the sum is the same in any order: they need no fixed point.
+                    elif BLOCKS == 0:
+                        tl.atomic_add(sums_of + at, found * pixel_unit, mask=inside & (found > 0), sem="relaxed")
                     else:
-                        tl.atomic_add(sums_of + at, (found * fixed).to(tl.int64), mask=ok, sem="relaxed")
+                        found = tl.sum(found, 1)  # of each block
+                        pixel_column = (slot_0 + tl.arange(0, 2) * BN) // column_pixel
+                        if BLOCKS == 2:
+                            found = tl.join(tl.sum(found, 1), tl.zeros([HALF], tl.float32))
+                        ok = (pixel_row < row_bins)[:, None] & (pixel_column < column_bins)[None, :] & (found > 0)
+                        to = sums_of + pixel_row.to(tl.int64)[:, None] * column_bins + pixel_column[None, :]
+                        tl.atomic_add(to, found * pixel_unit, mask=ok, sem="relaxed")
                 if WANT_MAXIMA:
                     top = tl.join(tl.max(peaks_0, 2), tl.max(peaks_1, 2)).to(tl.int32, bitcast=True)
                     tl.atomic_max(maxima_of + at, top, mask=inside & (top > 0), sem="relaxed")
@@ -317,8 +326,10 @@ def look(
     bin_parts = -(-2 * grid[1] // bins)
     one_bin = bins > 1 and bin_parts == 1
     group = min(columns.group, tiling.columns)
-    # A pixel as wide as what a thread sums at once belongs to one program, and there to the threads that have its rows.
-    two_sums = columns.pixel == group and rows.apart > 1 and tiling.rows // rows.apart <= 4
+    # A pixel as wide as what a thread sums at once, or as a block or both, belongs to one program, and there to the
+    # threads that have its rows.
+    blocks = {group: 0, tiling.columns: 1, 2 * tiling.columns: 2}.get(columns.pixel)
+    two_sums = blocks is not None and rows.apart > 1 and tiling.rows // rows.apart <= 4
 
     def new(*size: int, dtype: torch.dtype = torch.float32, fill: int | None = None) -> Tensor:
         if fill == 0:
@@ -383,10 +394,13 @@ def look(
         slopes is not None, softcap is not None,
         "entropy" in want, "max_score" in want, "distance" in want, "total" in want,
         "received" in want, weights is not None, "sums" in want, "maxima" in want,
-        bins, one_bin, two_sums, even, len(added), "tf32x3" if q.dtype == torch.float32 else "tf32",
+        bins, one_bin, two_sums, blocks or 0, even, len(added), "tf32x3" if q.dtype == torch.float32 else "tf32",
     )  # fmt: skip
     options = (("num_warps", tiling.warps), ("num_stages", tiling.stages), ("maxnreg", tiling.registers))
     launch(_look, (*grid, 1), tensors, numbers, settings, options)
+    units = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
+    found |= finish(lse, lse2, sums_of_rows, added, units, of_rows)
+    del tensors, sums_of_rows  # before more is made
     if "sums" in found and not two_sums:
         found["sums"] = found["sums"] * (pixel_unit / fixed)  # a float32, in one go
     if "maxima" in found:
@@ -394,5 +408,4 @@ def look(
     if bins > 1 and largest is not None:
         found["largest"] = largest
         found["bin_edges"] = cut(columns, bin_parts * tiling.columns, bins, device).to(torch.int32)
-    units = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
-    return found | finish(lse, sums_of_rows, added, units, of_rows)
+    return found

@@ -79,15 +79,19 @@ def prepare(lse: Tensor, per_row: int, largest: Tensor | None) -> tuple[Tensor, 
 
 
 def finish(
-    lse: Tensor, sums: Tensor, names: list[str], units: dict[str, float], largest: Tensor | None
+    lse: Tensor, lse2: Tensor, sums: Tensor, names: list[str], units: dict[str, float], largest: Tensor | None
 ) -> dict[str, Tensor]:
     """The statistics of each row from its sums, which stand in the order of their names; and the largest score.
 
-    The sums are of w log2 w (entropy), w |i - j| (distance) and w (total), in these units.
+    The sums are of w log2 w (entropy), w |i - j| (distance) and w (total), in these units. The memory of `lse2` and of
+    `largest` is used for results: neither is read afterwards.
     """
-    wanted = names if largest is None else [*names, "max_score"]
-    found = {name: torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for name in wanted}
-    if not wanted:
+    found = {name: torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for name in names[1:]}
+    if names:
+        found[names[0]] = lse2
+    if largest is not None:
+        found["max_score"] = largest.view(torch.float32).reshape(lse.shape)
+    if not found:
         return found
     rows = lse.numel()
     results = (found.get(name, lse) for name in ("entropy", "distance", "total", "max_score"))
