@@ -131,6 +131,16 @@ def everybody(results: Results, kind: str) -> str:
     return f"{where(results, kind, 'attention')}.\n\n" + table(("", *heads), rows)
 
 
+def short(results: Results) -> str:
+    """What a call takes where the context is so short that nothing else counts: 500 calls of 16 tokens."""
+    rows = []
+    for kind, device in (("cpu", "CPU"), ("gpu", "H200")):
+        for row in results.rows(f"attention-{kind}", part="overhead"):
+            each = (f"{row[who]['median_ms'] * 2:.1f} µs" for who in ("torch", "sightline"))
+            rows.append((row["call"].removeprefix("overhead, "), device, *each, f"{row['microseconds']:.1f} µs"))
+    return table(("", "", "torch SDPA", "sightline", "more"), rows, words=(0, 1))
+
+
 def account(results: Results, kind: str) -> str:
     """`observe` with growing sets of statistics."""
     both = {causal: results.rows(f"lens-{kind}", causal=causal) for causal in (True, False)}
@@ -205,9 +215,11 @@ def page_size(results: Results) -> str:
 
 def explorer(results: Results) -> str:
     """What the explorer takes, beside what it may take."""
+    filling, full = "further tiles while the overview is filled", "further tiles once the overview is full"
     figures = {
         "first full view of a map of 65,536 x 65,536": ("first full view", "seconds", "3 s"),
-        "a tile of it that nobody asked for before": ("further tiles", "median_ms", "150 ms"),
+        "a tile of it that nobody asked for before, in the first seconds": (filling, "median_ms", "150 ms"),
+        "such a tile later": (full, "median_ms", "150 ms"),
         "memory of the server": ("memory of the server", "most_mib", "1,536 MiB"),
         "until all is sharp after a minute of panning": ("panning", "complete_after_seconds", "1 s"),
         "frames a second while panning": ("panning", "frames_a_second_median", "30 or more"),
@@ -216,9 +228,12 @@ def explorer(results: Results) -> str:
         "SmolLM2 on 2,048 tokens, from the click to the map": ("smollm2 in the page", "run_seconds", ""),
         "another head of it": ("smollm2 in the page", "switch_seconds", ""),
     }
+    there = {row["name"] for row in results.rows("explorer-cpu")}
     rows = []
     for what, (name, key, budget) in figures.items():
         value = results.figure("explorer-cpu", key, name=name)
+        if value is None and there:
+            raise KeyError(f"explorer-cpu has no {key!r} of {name!r}, only rows of {sorted(there)}")
         if value is None:
             shown = MISSING
         elif key.endswith("mib"):
@@ -227,8 +242,17 @@ def explorer(results: Results) -> str:
             shown = f"{value:.0f}"
         else:
             shown = duration(value * (1e3 if "seconds" in key else 1))
-        rows.append((what, shown, budget))
+        rows.append((what, shown + _slow_levels(results.row("explorer-cpu", name=name), key), budget))
     return f"{where(results, 'cpu', 'explorer')}.\n\n" + table(("", "measured", "may take"), rows)
+
+
+def _slow_levels(row: dict | None, key: str) -> str:
+    """The levels that take longer than all may together: a median over all does not show them."""
+    levels = (row or {}).get("levels", {}) if key == "median_ms" else {}
+    medians = {int(level): one["median_ms"] for level, one in levels.items()}
+    slow = {level: value for level, value in medians.items() if value > (row or {})["budget_ms"]}
+    told = [f"{duration(value)} at level {level}" for level, value in sorted(slow.items(), key=lambda one: -one[1])]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], str]:
@@ -241,6 +265,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "models": models,
     "page-size": page_size,
     "explorer": explorer,
+    "short": short,
 }
 for _kind in ("cpu", "gpu"):
     for _name, _make in {

@@ -107,3 +107,25 @@ def test_exponents_are_fitted(tables: ModuleType) -> None:
     assert growth.slope([256, 512, 1024], [3.0, 12.0, 48.0]) == pytest.approx(2.0)
     assert growth.slope([256, 512, 1024], [5.0, 5.0, 5.0]) == pytest.approx(0.0)
     assert growth.slope([256, 512], [1.0, 0.0]) is None
+
+
+def test_an_explorer_row_of_another_name_is_an_error_not_a_gap(tables: ModuleType, tmp_path: Path) -> None:
+    blocks: Any = importlib.import_module("blocks")
+    results = tables.Results()
+    assert blocks.MISSING not in blocks.explorer(results)
+    about = json.loads((ROOT / "benchmarks" / "results" / "explorer-cpu.json").read_text("utf-8"))
+    for row in about["results"]:
+        row["name"] = row["name"].replace("further tiles while", "more tiles while")
+    (tmp_path / "explorer-cpu.json").write_text(json.dumps(about))
+    with pytest.raises(KeyError, match=r"further tiles while .* only rows of .*more tiles while"):
+        blocks.explorer(tables.Results(tmp_path))
+    (tmp_path / "explorer-cpu.json").unlink()
+    assert blocks.MISSING in blocks.explorer(tables.Results(tmp_path))  # nothing was measured at all
+
+
+def test_slow_levels_are_told_beside_the_median_over_all(tables: ModuleType) -> None:
+    blocks: Any = importlib.import_module("blocks")
+    levels = {"0": {"median_ms": 4.0}, "5": {"median_ms": 155.0}, "6": {"median_ms": 172.3}, "7": {"median_ms": 150.0}}
+    row = {"median_ms": 47.0, "budget_ms": 150, "levels": levels}
+    assert blocks._slow_levels(row, "median_ms") == " (172 ms at level 6, 155 ms at level 5)"
+    assert blocks._slow_levels(row, "seconds") == blocks._slow_levels(None, "median_ms") == ""
