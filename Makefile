@@ -69,6 +69,7 @@ tables: $(RUN) ## fill the figures of README and docs in from benchmarks/results
 wheel: $(RUN) $(PAGE) ## build the wheel into dist/
 	@rm -f dist/sightline-*.whl
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	@echo "In an environment of your own: pip install '$$(ls dist/sightline-*.whl)[all]'"
 
 clean: ## remove everything make has made, the environment included
 	rm -rf $(VENV) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
