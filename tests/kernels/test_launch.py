@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +48,6 @@ def kernel(monkeypatch):
 
 
 MEMORY = torch.zeros(64)
-TILES = SimpleNamespace(base=MEMORY, shape=[8, 8], strides=[8, 1], block_shape=[4, 8])
 GRID = (2, 3, 1)
 
 
@@ -71,7 +71,6 @@ def test_the_same_launch_is_looked_at_once(kernel):
         ((MEMORY,), (5, 0.25), (True, 16), (("num_warps", 4),)),
         ((MEMORY,), (5, 0.5), (False, 16), (("num_warps", 4),)),
         ((MEMORY,), (5, 0.5), (True, 16), (("num_warps", 8),)),
-        ((TILES,), (5, 0.5), (True, 16), (("num_warps", 4),)),
     ],
 )
 def test_what_may_need_another_version_is_another_launch(kernel, tensors, numbers, settings, options):
@@ -79,6 +78,20 @@ def test_what_may_need_another_version_is_another_launch(kernel, tensors, number
     launch(kernel, GRID, tensors, numbers, settings, options)
     assert len(kernel.made) == 2
     assert not kernel.made[0].launches
+
+
+def test_a_descriptor_of_other_tiles_is_another_launch(kernel):
+    shapes = {"shape": [8, 8], "strides": [8, 1], "block_shape": [4, 8]}
+    others = [
+        shapes,
+        shapes | {"shape": [4, 8]},
+        shapes | {"strides": [16, 1]},
+        shapes | {"block_shape": [2, 8]},
+        shapes,
+    ]
+    for about in others:
+        launch(kernel, GRID, (MEMORY, SimpleNamespace(base=MEMORY, **about)), (), ())
+    assert len(kernel.made) == 4
 
 
 def test_another_kernel_is_another_launch(kernel):
@@ -89,9 +102,28 @@ def test_another_kernel_is_another_launch(kernel):
 
 
 def test_only_so_many_are_remembered(kernel):
-    for number in range(2 * module._MOST):
+    for number in range(3 * module._MOST):
         launch(kernel, GRID, (MEMORY,), (number,), ())
-    assert len(module._known) == module._MOST
+        assert len(module._known) <= module._MOST
+    launch(kernel, GRID, (MEMORY,), (number,), ())
+    assert len(kernel.made) == 3 * module._MOST
+
+
+@pytest.mark.parametrize("lies_on, entered", [(-1, []), (0, []), (1, ["cuda:1"])])
+def test_kernels_go_to_the_device_of_their_tensors(lies_on, entered, monkeypatch):
+    """Of a model over several GPUs most layers lie on another device than the current one."""
+    went: list[str] = []
+
+    @contextmanager
+    def device(which):
+        went.append(which)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    first = SimpleNamespace(is_cuda=lies_on >= 0, get_device=lambda: lies_on, device=f"cuda:{lies_on}")
+    assert module.on_its_device(lambda *given, **options: (given[1:], options))(first, 1, two=2) == ((1,), {"two": 2})
+    assert went == entered
 
 
 @triton.jit

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sightline.kernels.launch import on_its_device
+
 
 @triton.jit
 def _at(
@@ -34,6 +36,7 @@ def _at(
     tl.store(OUT + map_id * queries + row, tl.where(ok, score, 0.0), mask=row_ok)
 
 
+@on_its_device
 def scores_at(q: Tensor, k: Tensor, keys: Tensor | int, scale: float) -> Tensor:
     """scale * q.k of one key for every query, `[batch, heads, queries]` in float32; 0 where there is no such key.
 

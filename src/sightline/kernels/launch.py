@@ -7,12 +7,15 @@ of an earlier one, in all that Triton could tell them apart by, gets the version
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
+
+T = TypeVar("T")
 
 _known: dict[tuple, Callable[..., None]] = {}
 # Launches that are remembered. Lengths are part of them: a generation has a new one for every token.
@@ -23,21 +26,33 @@ def launch(
     kernel: Any, grid: tuple[int, int, int], tensors: tuple, numbers: tuple, settings: tuple, options: tuple = ()
 ) -> None:
     """Launch a kernel whose arguments are tensors, then numbers, then constexprs; the options are the compiler's."""
-    key = (kernel, grid, _device(), numbers, settings, options, *map(_traits, tensors))
+    key = (kernel, grid, tensors[0].get_device(), numbers, settings, options, *map(_traits, tensors))
     again = _known.get(key)
     if again is not None:
         again(*tensors, *numbers, *settings)
         return
     compiled = kernel[grid](*tensors, *numbers, *settings, **dict(options))
     if isinstance(compiled, CompiledKernel):  # the interpreter gives none
-        while len(_known) >= _MOST:
-            _known.pop(next(iter(_known)), None)
+        if len(_known) >= _MOST:
+            _known.clear()
         _known[key] = compiled[grid]
 
 
-def _device() -> int:
-    """The device that kernels go to; -1 where there is none, for the interpreter."""
-    return torch.cuda.current_device() if torch.cuda.is_available() else -1
+def on_its_device(function: Callable[..., T]) -> Callable[..., T]:
+    """A function that runs on the device of its first tensor.
+
+    Triton launches on the current device, wherever the arguments lie; of a model over several GPUs all layers but the
+    first lie elsewhere.
+    """
+
+    @functools.wraps(function)
+    def run(first: Tensor, *rest: Any, **options: Any) -> T:
+        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
+            return function(first, *rest, **options)
+        with torch.cuda.device(first.device):
+            return function(first, *rest, **options)
+
+    return run
 
 
 def _traits(given: Any) -> tuple:

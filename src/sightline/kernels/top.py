@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sightline.kernels.candidates import NO_BOUND, NO_KEY, NOTHING_LEFT, gather, near, pack, unpack
+from sightline.kernels.launch import on_its_device
 from sightline.kernels.look import LOG2E
 from sightline.kernels.tile import HIDDEN
 
@@ -148,6 +149,7 @@ def bins_for(n: int, rows: int, halves: int) -> int:
     return bins
 
 
+@on_its_device
 def top(
     q: Tensor,
     k: Tensor,
