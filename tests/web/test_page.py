@@ -667,6 +667,23 @@ def test_a_drag_makes_no_element_anew(visit: Visit, live: Live, long: str) -> No
         }"""
     )
     page.mouse.up()
+    visit.settle(estimates=True)
+    page.wait_for_selector(".centre-map .minimap")
+    mini = page.locator(".centre-map .minimap").bounding_box()
+    assert mini is not None
+    page.mouse.move(mini["x"] - 100, mini["y"] - 40)
+    page.wait_for_selector(".centre-map .tooltip >> text=queries")
+    over = page.locator(".centre-map .tooltip").bounding_box()
+    assert over is not None
+    assert over["x"] + over["width"] > mini["x"] + 6 > over["x"], "they meet"
+    above = """([x, y]) => {
+      const tooltip = document.querySelector('.centre-map .tooltip');
+      tooltip.style.pointerEvents = 'auto';
+      const seen = tooltip.contains(document.elementFromPoint(x, y));
+      tooltip.style.pointerEvents = '';
+      return seen;
+    }"""
+    assert page.evaluate(above, [mini["x"] + 6, mini["y"] + 6]), "the tooltip lies over the minimap"
     assert kept == moved > 8
     assert page.evaluate("new Set(window.labels().map(([text]) => text)).size === window.labels().length"), "each once"
     assert page.evaluate("window.sizes") == 0
