@@ -153,6 +153,28 @@ def test_rows_that_sum_to_one_by_themselves(names):
         assert_same(compute._by_walk(call, row, job)[0], found, bound=5e-6)
 
 
+@pytest.mark.parametrize("picture", [sl.Picture(5, 4), sl.Picture(cell=(8, 16))], ids=["padded", "regular"])
+@pytest.mark.parametrize("mask", [None, sl.causal()], ids=str)
+def test_what_a_pass_looks_like_is_worked_out_once(picture, mask, monkeypatch):
+    """Every layer of a model asks for the same: on a GPU the host would take longer over it than the device."""
+    from sightline.kernels import layout, look
+
+    worked_out, real = [], layout.tiles_seen
+
+    def counted(*given):
+        worked_out.append(given)
+        return real(*given)
+
+    for module in (layout, look):
+        monkeypatch.setattr(module, "tiles_seen", counted)
+    q = torch.randn(1, 1, 40, 16, device=DEVICE)
+    for _ in range(3):
+        call = make_call(q, q, q, mask=mask)
+        job = compute._plan(call, ["entropy", "received", picture])
+        assert on_gpu.run(call, rows_only(call), job) is not None
+    assert len(worked_out) == 1
+
+
 def test_whole_tiles_without_a_mask():
     """Every cell is there, and nothing has to be asked for."""
     for keys in (64, 128, 192):

@@ -197,9 +197,7 @@ def _goes(
             parts = 2 * -(-columns.slots // (2 * tiling.columns))
             bins = bins_for(most, math.prod(s.batch) * s.heads * s.queries, parts)
             width = -(-parts // bins) * tiling.columns
-        seen = None
-        if known and rows.edges is None and columns.edges is None:
-            seen = _seen(mask, s, device, rows, columns, tiling, bool(taken), "distance" in want)
+        seen = _seen(mask, s, device, rows, columns, tiling, bool(taken), "distance" in want) if known else None
         grids = tuple(key for key, _, _ in taken)
         found.append(_Go(asked, want, grids, rows, columns, tiling, seen, unit, bins, width))
         pending = [entry for entry in pending if entry not in taken]
