@@ -80,7 +80,10 @@ export class Tooltip {
         el("div", { class: "pair" }, `keys ${span(cells.k0, cells.k1)}`),
       );
       if (value && pool) lines.push(el("div", { class: "weight" }, Number.isNaN(value.value) ? "masked" : `${pool} ${about(value.estimate)}${show(value.value)}`));
-      if (patch?.visible) {
+      if (patch && !patch.visible) {
+        lines.push(el("div", { class: "weight" }, "masked"));
+        this.found(`queries ${span(cells.q0, cells.q1)}, keys ${span(cells.k0, cells.k1)}: masked`);
+      } else if (patch) {
         const [q, k] = patch.at!;
         lines.push(
           el("div", { class: "weight" }, `mean ${show(patch.mean!)}`),
