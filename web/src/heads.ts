@@ -160,7 +160,7 @@ export class Heads {
         if (value === null) return null;
         const bar = el("span", { class: "bar" });
         bar.style.width = `${share ? 100 * Math.min(value, 1) : 0}%`;
-        return el("li", {}, el("span", {}, name), el("span", { class: "track" }, bar), el("b", {}, share ? `${Math.round(100 * value)} %` : value.toFixed(1)));
+        return el("li", {}, el("span", {}, name), el("span", { class: "track" }, bar), el("b", {}, share ? `${Math.round(100 * value)} %` : length(value)));
       })
       .filter((x) => x !== null);
     const similar = (run.portraits?.similar[layer]?.[head] ?? []).map(([l, h, alike]) => {
@@ -242,6 +242,11 @@ export function drawThumb(canvas: HTMLCanvasElement, run: OpenRun, layer: number
   const pixels = new Uint32Array(image.data.buffer);
   for (let y = 0; y < rows; y++) for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
   canvas.getContext("2d")!.putImageData(image, 0, 0);
+}
+
+// A mean distance: of a short one a tenth tells something.
+function length(tokens: number): string {
+  return tokens < 99.95 ? tokens.toFixed(1) : Math.round(tokens).toLocaleString("en");
 }
 
 // One sentence about a head, as one would say it.
