@@ -4,6 +4,7 @@ import type { Context } from "./context";
 import { el } from "./dom";
 import { type Cells, single } from "./grid";
 import { segmented } from "./legend";
+import { SHOWN } from "./loader";
 import { MapView } from "./mapview";
 import type { HeadRef } from "./painter";
 import type { RunShort } from "./source";
@@ -88,9 +89,11 @@ export class Compare {
     }
     const { pool, diagonal, q, k } = this.context.state;
     const scale = this.context.scale(difference);
+    // Two heads share what may be shown. Two maps leave room for the coarser tiles that stand in on each.
+    const tiles = SHOWN / 2 - (difference ? 0 : 16);
     this.views.forEach((view, i) => {
       const shown = difference ? [a, b] : [heads[i]];
-      view.show({ heads: shown, scale, pool, diagonal, q: clipped(q, shown[0], true), k: k === null ? null : (clipped([k], shown[0], false)[0] ?? null) });
+      view.show({ heads: shown, scale, tiles, pool, diagonal, q: clipped(q, shown[0], true), k: k === null ? null : (clipped([k], shown[0], false)[0] ?? null) });
       const title = difference ? `${a.run.short(a.layer, a.head)} − ${b.run.short(b.layer, b.head)}` : label(heads[i]);
       view.node.parentElement!.querySelector("h2")!.textContent = title;
     });

@@ -23,6 +23,8 @@ export class Grid {
   height = 0;
   // The lowest levels there are: below them bins are only drawn larger.
   floor: [number, number] = [0, 0];
+  // How many tiles may be in view at once: a screen too large for that is shown coarser.
+  most = Infinity;
 
   constructor(
     readonly queries: number,
@@ -43,10 +45,19 @@ export class Grid {
 
   // Levels of the tiles that are shown: each bin is one pixel, or a cell is several.
   get lq(): number {
-    return Math.max(this.floor[0], Math.round(-(this.zoom + this.sq)));
+    return this.levels()[0];
   }
   get lk(): number {
-    return Math.max(this.floor[1], Math.round(-(this.zoom + this.sk)));
+    return this.levels()[1];
+  }
+
+  private levels(): [number, number] {
+    for (let up = 0; ; up++) {
+      const lq = Math.max(this.floor[0], Math.round(-(this.zoom + this.sq)) + up);
+      const lk = Math.max(this.floor[1], Math.round(-(this.zoom + this.sk)) + up);
+      const down = inView(this.height, this.queries, this.ch, lq);
+      if (!(down * inView(this.width, this.keys, this.cw, lk) > this.most)) return [lq, lk];
+    }
   }
 
   get pooled(): boolean {
@@ -107,6 +118,12 @@ export class Grid {
       k1: clip(this.column(this.width - 1) + 1, this.keys),
     };
   }
+}
+
+// The most tiles of a level that a length of the view can touch, wherever it begins.
+function inView(pixels: number, cells: number, cell: number, level: number): number {
+  const tile = TILE * 2 ** level;
+  return Math.min(Math.ceil(pixels / (tile * cell)) + 1, Math.ceil(cells / tile));
 }
 
 export function single(cells: Cells): boolean {

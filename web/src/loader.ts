@@ -1,9 +1,15 @@
 // Tiles: at most four requests at a time, the nearest to the pointer first; what nobody looks at any more is aborted.
 
+import { clamp } from "./dom";
 import { aborted, Refused, sentence, type Source, type TileData, type TileRef } from "./source";
 
 const AT_ONCE = 4;
-const KEPT = 128; // a screen shows about 20; the rest is for going back
+// A usual screen shows about 20 tiles; the rest is for going back. A large one keeps twice what it shows, within bounds.
+const KEPT = 128;
+const MOST = 256; // 64 MiB
+// All maps on the screen together show fewer than are kept: what is shown and yet dropped would be asked for again, for
+// ever. The difference of two heads needs this many on a screen of 3840 x 2160.
+export const SHOWN = 252;
 
 export interface Wanted {
   ref: TileRef;
@@ -19,6 +25,7 @@ export class Loader {
   failures = new Map<string, string>();
   aborts = 0;
   private wanted = new Map<object, Wanted[]>();
+  private shown = new Map<object, number>();
   private running = new Map<string, AbortController>();
   private listeners = new Set<() => void>();
   private pause = 0;
@@ -41,9 +48,10 @@ export class Loader {
     return tile;
   }
 
-  // What one map needs now; whatever it wanted before is forgotten.
-  want(owner: object, tiles: Wanted[]): void {
+  // What one map needs now, of how many it shows; whatever it wanted before is forgotten.
+  want(owner: object, tiles: Wanted[], shown: number): void {
     this.wanted.set(owner, tiles);
+    this.shown.set(owner, shown);
     const needed = new Set<string>();
     for (const list of this.wanted.values()) for (const { ref } of list) needed.add(tileKey(ref));
     for (const [key, controller] of this.running) {
@@ -57,8 +65,9 @@ export class Loader {
   }
 
   forget(owner: object): void {
-    this.want(owner, []);
+    this.want(owner, [], 0);
     this.wanted.delete(owner);
+    this.shown.delete(owner);
   }
 
   retry(): void {
@@ -129,6 +138,9 @@ export class Loader {
   private put(key: string, tile: TileData): void {
     this.kept.delete(key);
     this.kept.set(key, tile);
-    while (this.kept.size > KEPT) this.kept.delete(this.kept.keys().next().value!);
+    let shown = 0;
+    for (const count of this.shown.values()) shown += count;
+    const limit = clamp(2 * shown, KEPT, MOST);
+    while (this.kept.size > limit) this.kept.delete(this.kept.keys().next().value!);
   }
 }

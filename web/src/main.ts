@@ -171,6 +171,7 @@ class App {
       tab.setAttribute("aria-selected", String(on));
       tab.tabIndex = on ? 0 : -1;
     }
+    this.map.view.rest(view !== "map");
     this.links.show(view === "links");
     this.steps.show(view === "steps");
     this.compare.show(view === "compare");

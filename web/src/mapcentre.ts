@@ -5,6 +5,7 @@ import type { Context } from "./context";
 import { el } from "./dom";
 import { type Cells, single } from "./grid";
 import { Legend } from "./legend";
+import { SHOWN } from "./loader";
 import { MapView } from "./mapview";
 import type { HeadRef } from "./painter";
 import { aborted, type PatchPeek, sentence } from "./source";
@@ -32,6 +33,7 @@ export class MapCentre {
           else context.store.replace({ at: place });
           this.legend.pooled(this.view.grid);
         },
+        sized: () => this.legend.pooled(this.view.grid),
         retry: () => context.run.value && void context.open(context.run.value.id).catch(() => undefined),
       },
       "Attention map. Arrow keys move the cell, Enter pins it, plus and minus zoom.",
@@ -73,7 +75,7 @@ export class MapCentre {
     const { pool, diagonal, q, k, at } = this.context.state;
     const first = this.shown !== heads[0].run.id;
     this.shown = heads[0].run.id;
-    this.view.show({ heads, scale: this.context.scale(), pool, diagonal, q, k });
+    this.view.show({ heads, scale: this.context.scale(), pool, diagonal, q, k, tiles: SHOWN });
     if (first) this.view.start(at);
     this.legend.pooled(this.view.grid);
   }

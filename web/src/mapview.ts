@@ -17,6 +17,7 @@ export interface MapEvents {
   click(cells: Cells, event: MouseEvent | KeyboardEvent): void;
   moved(place: Place | null, step: boolean): void;
   retry(): void;
+  sized?(): void;
 }
 
 export interface MapLook {
@@ -26,6 +27,7 @@ export interface MapLook {
   diagonal: boolean;
   q: number[];
   k: number | null;
+  tiles: number; // how many of each head may be in view: all maps on the screen share what is kept
 }
 
 const CRS = L.Util.extend({}, L.CRS.Simple, { transformation: new L.Transformation(1, 0, 1, 0) }) as L.CRS;
@@ -52,6 +54,7 @@ export class MapView {
   private tracks: { entropy: Float64Array; received: Float64Array; most: [number, number] } | null = null;
   private placing = false;
   private wholeShown = true;
+  private resting = false;
   private wheel = 0;
   private redraw = eachFrame(() => this.draw());
   private rebox = new ResizeObserver(() => this.resized());
@@ -127,6 +130,7 @@ export class MapView {
   }
 
   destroy(): void {
+    this.resting = true; // a frame that is still to come must want nothing
     this.rebox.disconnect();
     this.stop();
     this.loader.forget(this);
@@ -150,9 +154,18 @@ export class MapView {
       this.go(kept);
     }
     const floors = look.heads.map(({ run, layer, head }) => run.source.floor?.(layer, head) ?? run.layer(layer).floor ?? [0, 0]);
+    this.grid.most = look.tiles;
     this.grid.floor = [Math.max(...floors.map((f) => f[0])), Math.max(...floors.map((f) => f[1]))];
     if (!before || before.run !== head.run || before.layer !== head.layer || before.head !== head.head) this.loadTracks(head);
     this.redraw();
+  }
+
+  // While other maps are on the screen this one holds no tiles.
+  rest(on: boolean): void {
+    if (on === this.resting) return;
+    this.resting = on;
+    if (on) this.loader.forget(this);
+    else this.redraw();
   }
 
   setPins(q: number[], k: number | null): void {
@@ -326,6 +339,7 @@ export class MapView {
     this.placing = false;
     this.go(first && this.pending !== undefined ? this.pending : this.wholeShown ? null : place);
     this.pending = undefined;
+    this.events.sized?.();
   }
 
   private pending: Place | null | undefined;
@@ -360,9 +374,9 @@ export class MapView {
   }
 
   private draw(): void {
-    if (!this.look || !this.grid.width) return;
+    if (!this.look || !this.grid.width || this.resting) return;
     const wanted = this.painter.draw(this.grid, this.look.heads, this.look.pool, this.pointer);
-    this.loader.want(this, wanted);
+    this.loader.want(this, wanted, this.painter.shown.length);
     const head = this.look.heads[0];
     const marks: Marks = {
       rows: new Set(this.look.q),

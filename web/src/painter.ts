@@ -7,7 +7,7 @@ import { type Loader, tileKey, type Wanted } from "./loader";
 import type { OpenRun } from "./run";
 import type { Pool, TileData, TileRef } from "./source";
 
-const PAINTED = 64;
+const PAINTED = 64; // more only where the screen shows more
 
 export interface HeadRef {
   run: OpenRun;
@@ -24,7 +24,9 @@ interface Painted {
 export class Painter {
   refining = false;
   waiting = 0;
+  shown: TileRef[] = [];
   failed: string | null = null;
+  private limit = PAINTED;
   private painted = new Map<string, Painted>();
   private differences = new WeakMap<Float32Array, Float32Array>();
   private table: Uint32Array = new Uint32Array(0);
@@ -60,6 +62,7 @@ export class Painter {
     const wanted: Wanted[] = [];
     this.refining = false;
     this.waiting = 0;
+    const shown: TileRef[] = (this.shown = []);
     this.failed = null;
     if (!heads.length || !this.scale) return wanted;
     const { lq, lk } = grid;
@@ -68,8 +71,12 @@ export class Painter {
     const first = [Math.floor(-grid.oy / (TILE * size[0])), Math.floor(-grid.ox / (TILE * size[1]))];
     const last = [(grid.height - grid.oy) / (TILE * size[0]), (grid.width - grid.ox) / (TILE * size[1])];
     const from = pointer ?? { x: grid.width / 2, y: grid.height / 2 };
-    for (let y = Math.max(0, first[0]); y < Math.min(last[0], Math.ceil(bins[0] / TILE)); y++) {
-      for (let x = Math.max(0, first[1]); x < Math.min(last[1], Math.ceil(bins[1] / TILE)); x++) {
+    const begin = first.map((i) => Math.max(0, i));
+    const end = last.map((i, axis) => Math.min(Math.ceil(i), Math.ceil(bins[axis] / TILE)));
+    // Room for all that is in view, and for the coarser ones below it: else each frame would paint each tile again.
+    this.limit = Math.max(PAINTED, Math.ceil(1.25 * (end[0] - begin[0]) * (end[1] - begin[1])));
+    for (let y = begin[0]; y < end[0]; y++) {
+      for (let x = begin[1]; x < end[1]; x++) {
         const rows = Math.min(TILE, bins[0] - y * TILE);
         const columns = Math.min(TILE, bins[1] - x * TILE);
         const x0 = edge(grid.ox + x * TILE * size[1]);
@@ -79,6 +86,7 @@ export class Painter {
         const y1 = edge(Math.min(grid.oy + (y * TILE + rows) * size[0], grid.bottom));
         if (heads.every((head) => hidden(head, lq, lk, y, x))) continue;
         const refs = heads.map((head) => reference(head, lq, lk, y, x, pool));
+        shown.push(...refs);
         const tiles = refs.map((ref) => this.loader.get(ref));
         const distance = Math.hypot((x0 + x1) / 2 / ratio - from.x, (y0 + y1) / 2 / ratio - from.y);
         refs.forEach((ref, i) => {
@@ -100,6 +108,8 @@ export class Painter {
         }
       }
     }
+    // Coarser tiles that stood in are dropped before any that is in view.
+    if (this.waiting) for (const ref of shown) this.loader.get(ref);
     return wanted;
   }
 
@@ -145,11 +155,13 @@ export class Painter {
 
   // A canvas for one more tile: a new one, or that of the tile which was not needed for longest.
   private spare(): HTMLCanvasElement {
-    if (this.painted.size >= PAINTED) {
+    let spare: HTMLCanvasElement | null = null;
+    while (this.painted.size >= this.limit) {
       const [key, { canvas }] = this.painted.entries().next().value!;
       this.painted.delete(key);
-      return canvas;
+      spare = canvas;
     }
+    if (spare) return spare;
     const canvas = document.createElement("canvas");
     canvas.width = canvas.height = TILE;
     return canvas;
