@@ -110,7 +110,7 @@ def test_pixels_as_wide_as_what_a_program_has(block, mask, tile):
     """A group of columns, a block of them, both blocks, and more."""
     tile(32, block)
     pictures = [sl.Picture(cell=(16, width), reduce="sum") for width in (64, block, 2 * block, 4 * block)]
-    slow, fast = both(1, 1, 300, 300, requests=pictures, mask=mask)
+    slow, fast = both(1, 1, 48, 300, requests=pictures, mask=mask)
     assert_same(slow, fast, bound=5e-6)
     assert all(fast[picture].dtype == torch.float32 for picture in pictures)
 

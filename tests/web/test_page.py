@@ -667,7 +667,19 @@ def test_a_drag_makes_no_element_anew(visit: Visit, live: Live, long: str) -> No
         }"""
     )
     page.mouse.up()
-    visit.settle(estimates=True)
+    assert kept == moved > 8
+    assert page.evaluate("new Set(window.labels().map(([text]) => text)).size === window.labels().length"), "each once"
+    assert page.evaluate("window.sizes") == 0
+    rows = page.locator(".centre-map .axis-label.row").evaluate_all(
+        "all => all.map(n => [Number(n.textContent.replaceAll(',', '')), n.getBoundingClientRect().y])"
+    )
+    assert [place for _, place in sorted(rows)] == sorted(place for _, place in rows)
+
+
+def test_the_tooltip_lies_over_the_minimap(visit: Visit, live: Live) -> None:
+    run = long_run(4096)  # whose small picture is there at once
+    live.service.library.add(run)
+    page = visit.open(f"#v=1&run={run.id}&view=map&L=0&H=0&at=3000,1500,-1&diag=0")
     page.wait_for_selector(".centre-map .minimap")
     mini = page.locator(".centre-map .minimap").bounding_box()
     assert mini is not None
@@ -684,13 +696,7 @@ def test_a_drag_makes_no_element_anew(visit: Visit, live: Live, long: str) -> No
       return seen;
     }"""
     assert page.evaluate(above, [mini["x"] + 6, mini["y"] + 6]), "the tooltip lies over the minimap"
-    assert kept == moved > 8
-    assert page.evaluate("new Set(window.labels().map(([text]) => text)).size === window.labels().length"), "each once"
-    assert page.evaluate("window.sizes") == 0
-    rows = page.locator(".centre-map .axis-label.row").evaluate_all(
-        "all => all.map(n => [Number(n.textContent.replaceAll(',', '')), n.getBoundingClientRect().y])"
-    )
-    assert [place for _, place in sorted(rows)] == sorted(place for _, place in rows)
+    live.service.close_run(run.id)
 
 
 def test_the_address_keeps_its_place(visit: Visit, live: Live, long: str) -> None:
