@@ -84,7 +84,7 @@ class Visit:
 
     def __init__(self, browser: Browser, base: str, **options: Any) -> None:
         self.context: BrowserContext = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(60_000)  # two cores, a browser, a server, and other tests beside them
         self.page: Page = self.context.new_page()
         self.base = base
         self.errors: list[str] = []
@@ -101,7 +101,7 @@ class Visit:
         self.settle(estimates)
         return self.page
 
-    def until(self, expression: str, seconds: float = 20) -> None:
+    def until(self, expression: str, seconds: float = 60) -> None:
         """Wait until something is true. Playwright's own waiting evaluates text, which the page's policy forbids."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):
