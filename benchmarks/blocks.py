@@ -136,7 +136,7 @@ def short(results: Results) -> str:
     rows = []
     for kind, device in (("cpu", "CPU"), ("gpu", "H200")):
         for row in results.rows(f"attention-{kind}", part="overhead"):
-            each = (f"{row[who]['median_ms'] * 2:.1f} µs" for who in ("torch", "sightline"))
+            each = (f"{row['each'][who]:.1f} µs" for who in ("torch", "sightline"))
             rows.append((row["call"].removeprefix("overhead, "), device, *each, f"{row['microseconds']:.1f} µs"))
     return table(("", "", "torch SDPA", "sightline", "more"), rows, words=(0, 1))
 

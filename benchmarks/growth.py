@@ -75,7 +75,7 @@ def measure(tokens: int, over: set[str]) -> list[dict]:
     result = once if long > LONG else compare(runs, 3 if slow else 7, warmups=0 if slow else 1, in_a_row=True)
     for name in runs:
         rows.append({"call": name, "tokens": tokens, "mebibytes": memory[name]} | result[name])
-        print(f"{name:20} {tokens:9,} tokens {rows[-1]['median_ms']:12.3f} ms {memory[name]:10.1f} MiB", flush=True)
+        print(f"{name:20} {tokens:9,} tokens {result[name]['median_ms']:12.3f} ms {memory[name]:10.1f} MiB", flush=True)
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -17,6 +17,9 @@ from sightline.web.running import Models
 from sightline.web.runs import Run, content_id
 from sightline.web.server import application
 from sightline.web.service import Service
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 WORDS = ["the", "kids", "were", "scared", "of", "the", "lions", ",", "so", "they", "left", "right", "away", "."]
 
@@ -92,6 +95,16 @@ class Words(Models):
 
     def listed(self) -> list[dict[str, Any]]:
         return [{"name": "words", "title": "one token per word"}]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real browser, and the page it will be asked to show."""
+    from web.browser import build_page, open_browser
+
+    build_page()
+    with open_browser() as opened:
+        yield opened
 
 
 @pytest.fixture

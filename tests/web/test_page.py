@@ -22,16 +22,9 @@ from sightline.web.orders import Order
 from sightline.web.running import Models, name_order, performer, watched
 from sightline.web.saved import shelve
 from sightline.web.service import Service
-from web.browser import SENTENCE, Live, Visit, build_page, flat_run, long_run, open_browser, relu_run
+from web.browser import SENTENCE, Live, Visit, flat_run, long_run, relu_run
 
 OTHER = "The lions were scared of the kids, so they left right away."
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    build_page()
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, Route
 
 import sightline as sl
 from sightline.web.service import Service
-from web.browser import Live, Visit, build_page, open_browser
+from web.browser import Live, Visit
 from web.conftest import Sights, Words, instant, make_run, name_order, sights, words
 
 # Tiles that are painted anew, counted by the page itself.
@@ -24,13 +24,6 @@ CanvasRenderingContext2D.prototype.putImageData = function (image, ...given) {
   return put.call(this, image, ...given);
 };
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    build_page()
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

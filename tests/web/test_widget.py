@@ -17,7 +17,6 @@ from sightline.errors import InputTypeError
 from sightline.watch import Seen
 from sightline.web.server import STATIC
 from sightline.web.widget import Carried, explorer
-from web.browser import build_page, open_browser
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +81,6 @@ def test_a_widget_answers_and_forgets_what_was_cancelled(seen: Seen) -> None:
 def test_only_runs_are_shown() -> None:
     with pytest.raises(InputTypeError, match="a watched run"):
         explorer("a text")  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    build_page()
-    with open_browser() as opened:
-        yield opened
 
 
 # A notebook's side of a widget, in a few lines: messages go to Python and come back.

@@ -92,5 +92,5 @@ def look(
 def _detached(call: Call) -> Call:
     bias = call.bias.detach() if isinstance(call.bias, torch.Tensor) else call.bias
     sinks = None if call.sinks is None else call.sinks.detach()
-    q, k = (t.detach() if t.requires_grad else t for t in (call.q, call.k))
+    q, k = call.q.detach(), call.k.detach()
     return call.replace(q=q, k=k, v=k, bias=bias, sinks=sinks, dropout=0.0)
