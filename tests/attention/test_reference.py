@@ -58,7 +58,7 @@ def test_the_definition_is_the_formula_written_a_second_time(case):
     assert error(plain_torch(case, "eager"), exact(case)) < 1e-13
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cases(rarely=(300,)))
 def test_the_definition_as_a_backend_in_every_precision(case):
     check(case, "reference")

@@ -12,7 +12,7 @@ from sightline.attention.call import make_call
 from sightline.masks import Band
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(cases(plain=True))
 def test_it_makes_at_most_twice_the_error_of_plain_torch(case):
     check(case, "sdpa")

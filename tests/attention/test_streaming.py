@@ -19,7 +19,7 @@ def stream(q, k, v, **options):
     return sl.attention(q, k, v, backend="streaming", **options)
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(cases())
 def test_it_makes_at_most_twice_the_error_of_plain_torch(case):
     check(case, "streaming")
