@@ -1,10 +1,11 @@
 """`sl.attention` beside torch's SDPA for the same call, and what structure in a mask saves.
 
-    python benchmarks/attention.py [--out FOLDER] [--parts same,overhead,windows,everybody]
+    python benchmarks/attention.py [--out FOLDER] [--parts same,overhead,windows,everybody,grouped]
 
 Figures: the ratio to SDPA at 512 tokens and more, the overhead of a call at 16 tokens, how the cost of a window over a
-long context grows with the window, and one call (forward, forward + backward, one token at the end of a cache) by
-everybody: each of torch's kernels, FlexAttention, eager, and x-transformers if it is installed.
+long context grows with the window, one call (forward, forward + backward, one token at the end of a cache) by
+everybody: each of torch's kernels, FlexAttention, eager, and x-transformers if it is installed; and one token at the
+end of a cache of which several heads share keys, as in most of today's models.
 """
 
 from __future__ import annotations
@@ -191,7 +192,34 @@ def _functions(queries: int, keys: int, dim: int) -> dict[str, Callable[..., tor
     return found
 
 
-PARTS = {"same": same_call, "overhead": overhead, "windows": windows, "everybody": everybody}
+def grouped() -> list[dict]:
+    """One token at the end of a cache in the shape of Llama-3-8B's: 32 heads over 8."""
+    keys, rows = 1024 if QUICK else 131072 if GPU else 8192, []
+    for dtype in (torch.bfloat16,) if GPU else (torch.float32, torch.bfloat16):
+        q = torch.randn(1, 32, 1, 128, device=DEVICE, dtype=dtype)
+        k, v = (torch.randn(1, 8, keys, 128, device=DEVICE, dtype=dtype) for _ in range(2))
+        runs = {
+            "sightline": lambda q, k, v: sl.attention(q, k, v, mask=sl.causal()),
+            "torch SDPA, grouped": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+            "torch SDPA, keys repeated": lambda q, k, v: F.scaled_dot_product_attention(q, *_repeated(k, v)),
+            "eager": lambda q, k, v: (q @ (repeat := _repeated(k, v))[0].mT / math.sqrt(128)).softmax(-1) @ repeat[1],
+        }
+        calls = {name: (lambda f=f, t=(q, k, v): f(*t)) for name, f in runs.items()}
+        result = compare(calls, repeats=21)
+        best = min((name for name in runs if name.startswith("torch")), key=lambda name: result[name]["median_ms"])
+        precision = str(dtype).removeprefix("torch.")
+        for name in runs:
+            row = {"call": f"decoding with grouped heads, {precision}", "tokens": keys, "candidate": name, "best": best}
+            rows.append(row | {"of_best_torch": ratio(result, name, best)} | result[name])
+            print(f"{row['call']:44} {name:28} {rows[-1]['of_best_torch']:.3f} of the best of torch", flush=True)
+    return rows
+
+
+def _repeated(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return k.repeat_interleave(4, 1), v.repeat_interleave(4, 1)
+
+
+PARTS = {"same": same_call, "overhead": overhead, "windows": windows, "everybody": everybody, "grouped": grouped}
 
 
 def main() -> None:

@@ -81,6 +81,11 @@ def peers(results: Results) -> str:
         beside = "torch's best kernel"
         peers = "; ".join([f"{beside} = 1", *others])
         lines.append((f"attention, causal{length}", times(plain.get("of_best_torch")), peers))
+        shared = results.rows(f"attention-{kind}", part="grouped", candidate="sightline")
+        if shared:
+            told = " / ".join(row["call"].rpartition(", ")[2] for row in shared)
+            what = f"a token after {shared[0]['tokens']:,}, 32 heads over 8, {told}"
+            lines.append((what, " / ".join(times(row["of_best_torch"]) for row in shared), f"{beside} = 1"))
         more = "" if eager is None else f"; eager with its map {times(eager)}"
         pair = " / ".join(times(value) for value in lens) if None not in lens else MISSING
         lines.append((f"attention and its account, causal / full, {tokens:,} tokens", pair, f"{beside} = 1{more}"))
@@ -129,6 +134,24 @@ def everybody(results: Results, kind: str) -> str:
             rows.append((candidate, *cells))
     heads = tuple(f"{call}, {found[call][0]['tokens']:,} tokens" if found[call] else call for call in calls)
     return f"{where(results, kind, 'attention')}.\n\n" + table(("", *heads), rows)
+
+
+def grouped(results: Results) -> str:
+    """Decoding with heads that share keys: columns are machines and precisions."""
+    found = {}
+    for kind, device in (("cpu", "CPU"), ("gpu", "H200")):
+        for row in results.rows(f"attention-{kind}", part="grouped"):
+            column = f"{device}, {row['call'].rpartition(', ')[2]}, {row['tokens']:,} tokens"
+            found.setdefault(column, {})[row["candidate"]] = row
+    candidates = dict.fromkeys(name for rows in found.values() for name in rows)
+    lines = [
+        (
+            name,
+            *(f"{times(rows[name]['of_best_torch'])} ({duration(rows[name]['median_ms'])})" for rows in found.values()),
+        )
+        for name in candidates
+    ]
+    return table(("", *found), lines)
 
 
 def short(results: Results) -> str:
@@ -266,6 +289,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "page-size": page_size,
     "explorer": explorer,
     "short": short,
+    "grouped": grouped,
 }
 for _kind in ("cpu", "gpu"):
     for _name, _make in {

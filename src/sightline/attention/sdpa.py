@@ -104,6 +104,10 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
         keep = may_keep()
         if not keep and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             return None
+        if mask is None and q.is_cpu:
+            rows = packed(q, keys[1])
+            if rows is not q:
+                return unpacked(F.scaled_dot_product_attention(rows, k, v), shape)
         if mask is None or causal:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         table = _table_of(mask, shape, q, keep)
@@ -116,6 +120,27 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
 
 
 _HALF = (torch.float16, torch.bfloat16)
+_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
+def packed(q: Tensor, kv_heads: int) -> Tensor:
+    """Queries `[batch, heads, queries, dim]` that all see the same keys, as the CPU's kernel is quickest with them.
+
+    It reads the keys once for every head: heads that share keys are put below each other as more queries of one. A row
+    or a few are not worth it in float32, where products with one row are quick. In half precision they are slow: asked
+    twice, a lone query takes half the time. The kernels for processors with AVX-512 are others, and are left alone.
+    """
+    batch, heads, queries, dim = q.shape
+    if heads == kv_heads:
+        slow = queries == 1 and q.dtype == torch.bfloat16 and _AVX2
+        return q.expand(-1, -1, 2, -1) if slow else q
+    rows = heads // kv_heads * queries
+    return q.reshape(batch, kv_heads, rows, dim) if rows >= 4 or q.dtype in _HALF else q
+
+
+def unpacked(out: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The output for queries of some shape, from that for packed ones."""
+    return out[:, :, : shape[2]] if out.shape[1] == shape[1] else out.reshape(*shape[:3], -1)
 
 
 def _fit(shape: torch.Size, keys: torch.Size) -> bool:
@@ -157,6 +182,8 @@ def run(call: Call) -> Float[Tensor, "*batch heads queries value_dim"]:
         scale=call.scale,
         enable_gqa=ready.grouped,
     )
+    if ready.unpacked is not None:
+        out = unpacked(out, ready.unpacked)
     if ready.table is not None and call.device.type == "cuda":
         out = _nothing_to_blind(out, _blind(call, ready))
     return _finish(call, out)
@@ -175,6 +202,8 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
     if kernel is None or any(t.stride(-1) != 1 for t in (ready.q, ready.k, ready.v)):
         return None
     out, lse = kernel(ready, call.scale)
+    if ready.unpacked is not None:
+        out, lse = unpacked(out, ready.unpacked), unpacked(lse[..., None], ready.unpacked)[..., 0]
     hidden = None if ready.table is None else _blind(call, ready)
     if hidden is not None:
         # Of such rows the kernels give an lse, and on CUDA an output, as they please.
@@ -192,6 +221,7 @@ class _Ready(NamedTuple):
     table: Tensor | None
     causal: bool
     grouped: bool
+    unpacked: torch.Size | None = None  # the shape of q, if it is packed
 
 
 def _prepare(call: Call) -> _Ready:
@@ -218,7 +248,11 @@ def _prepare(call: Call) -> _Ready:
         # The fused CPU kernel wants values as wide as keys; zeros at the end change nothing.
         wide = max(s.dim, s.value_dim)
         q, k, v = (F.pad(t, (0, wide - t.shape[-1])) for t in (q, k, v))
-    return _Ready(q, k, v, table, causal, grouped)
+    shape = q.shape
+    if call.device.type == "cpu" and table is None and not causal and not call.dropout and q.numel():
+        q = packed(q, s.kv_heads)
+        grouped = q.shape[1] != s.kv_heads
+    return _Ready(q, k, v, table, causal, grouped, None if q.shape == shape else shape)
 
 
 def _blind(call: Call, ready: _Ready) -> Tensor | None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sightline.attention.sdpa import packed, unpacked
 from sightline.masks import Band
 from sightline.nn import Decoder, DecoderCache, DecoderLayer, FeedForward, MultiHeadAttention
 from sightline.nn.feedforward import ACTIVATIONS
@@ -88,9 +89,9 @@ class Step:
                 keys, values = keys[:, :, -layer.window :], values[:, :, -layer.window :]
                 seen = None if mask is None else mask[..., -layer.window :]
             # One query sees all keys, so the heads of a group can stand where a sequence of queries would.
-            grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
-            z = attend(grouped, keys, values, seen, scale=layer.scale)
-            x = x + linear(z.reshape(batch, heads * dim), *layer.output)
+            rows = packed(query, kv_heads) if x.is_cpu else query.reshape(batch, kv_heads, -1, dim)
+            z = attend(rows, keys, values, seen, scale=layer.scale, enable_gqa=rows.shape[1] != kv_heads)
+            x = x + linear(unpacked(z, query.shape).reshape(batch, heads * dim), *layer.output)
             hidden = _apply(layer.up, layer.feed_forward_norm(x))
             if layer.gated:
                 gate, up = hidden.chunk(2, -1)
