@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import QUICK, compare, kept, ratio, willing, write
+from harness import QUICK, compare, kept, pooled, ratio, willing, write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sightline as sl
@@ -39,47 +39,54 @@ def draw(length: int, heads: int = 8, dim: int = 64, batch: int = 1) -> tuple[to
 def same_call() -> list[dict]:
     """Calls that SDPA can express, forward and forward + backward."""
     rows = []
+    # Where tensors lie in memory makes some hundredths of a short call on the CPU: they are drawn several times.
+    draws = 1 if GPU or QUICK else 4
     for length in LENGTHS:
-        q, k, v = draw(length)
-        table = torch.rand(length, length, device=DEVICE) > 0.3
-        window = sl.window(256).to_dense(length, length, DEVICE)
-        few = k[:, ::4], v[:, ::4]
-        lengths = torch.tensor([length - 7], device=DEVICE)
-        padding, causal, narrow = sl.padding(lengths), sl.causal(), sl.window(256)
-        real = (torch.arange(length, device=DEVICE) < lengths[:, None])[:, None, None]
-        calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "plain": (lambda: F.scaled_dot_product_attention(q, k, v), lambda: sl.attention(q, k, v)),
-            "causal": (
-                lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-                lambda: sl.attention(q, k, v, mask=causal),
-            ),
-            "dense mask": (
-                lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=table),
-                lambda: sl.attention(q, k, v, mask=table),
-            ),
-            "padding": (
-                lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=real),
-                lambda: sl.attention(q, k, v, mask=padding),
-            ),
-            "grouped heads": (
-                lambda: F.scaled_dot_product_attention(q, *few, enable_gqa=True),
-                lambda: sl.attention(q, *few),
-            ),
-            "window of 256 (torch: written out)": (
-                lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=window),
-                lambda: sl.attention(q, k, v, mask=narrow),
-            ),
-            "causal, forward + backward": (
-                lambda: _train(lambda a, b, c: F.scaled_dot_product_attention(a, b, c, is_causal=True), q, k, v),
-                lambda: _train(lambda a, b, c: sl.attention(a, b, c, mask=sl.causal()), q, k, v),
-            ),
-        }
-        for name, (theirs, ours) in calls.items():
-            # Short calls are noisy here: more of them.
-            result = compare({"torch": theirs, "sightline": ours}, repeats=max(12, min(64, 32768 // length)))
+        repeats = max(12, min(256, 131072 // length)) // draws
+        for name in _calls(length):
+            result = pooled(compare(_calls(length)[name], repeats=repeats) for _ in range(draws))
             rows.append({"call": name, "tokens": length, "ratio": ratio(result, "sightline", "torch"), **result})
             print(f"{name:40} {length:6} tokens   sightline / torch = {rows[-1]['ratio']:.3f}", flush=True)
     return rows
+
+
+def _calls(length: int) -> dict[str, dict[str, Callable[[], object]]]:
+    """Calls by torch and by Sightline, on tensors drawn anew."""
+    q, k, v = draw(length)
+    table = torch.rand(length, length, device=DEVICE) > 0.3
+    window = sl.window(256).to_dense(length, length, DEVICE)
+    few = k[:, ::4], v[:, ::4]
+    lengths = torch.tensor([length - 7], device=DEVICE)
+    padding, causal, narrow = sl.padding(lengths), sl.causal(), sl.window(256)
+    real = (torch.arange(length, device=DEVICE) < lengths[:, None])[:, None, None]
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "plain": (lambda: F.scaled_dot_product_attention(q, k, v), lambda: sl.attention(q, k, v)),
+        "causal": (
+            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            lambda: sl.attention(q, k, v, mask=causal),
+        ),
+        "dense mask": (
+            lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=table),
+            lambda: sl.attention(q, k, v, mask=table),
+        ),
+        "padding": (
+            lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=real),
+            lambda: sl.attention(q, k, v, mask=padding),
+        ),
+        "grouped heads": (
+            lambda: F.scaled_dot_product_attention(q, *few, enable_gqa=True),
+            lambda: sl.attention(q, *few),
+        ),
+        "window of 256 (torch: written out)": (
+            lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=window),
+            lambda: sl.attention(q, k, v, mask=narrow),
+        ),
+        "causal, forward + backward": (
+            lambda: _train(lambda a, b, c: F.scaled_dot_product_attention(a, b, c, is_causal=True), q, k, v),
+            lambda: _train(lambda a, b, c: sl.attention(a, b, c, mask=sl.causal()), q, k, v),
+        ),
+    }
+    return {name: {"torch": theirs, "sightline": ours} for name, (theirs, ours) in pairs.items()}
 
 
 def _train(run: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> None:
@@ -138,7 +145,7 @@ def everybody() -> list[dict]:
             runs = {name: (lambda f=f: _train(f, q, k, v)) for name, f in _functions(queries, keys, dim).items()}
         able, refused = willing(runs)
         # The best of several is the luckiest too: enough rounds that luck does not count.
-        result = compare(able, repeats=21 if GPU else 61 if call == "decoding" else 15)
+        result = compare(able, repeats=21 if GPU else 61 if call == "decoding" else 41)
         best = min((name for name in TORCH if name in result), key=lambda name: result[name]["median_ms"])
         about = {"call": f"everybody, {call}", "tokens": keys, "best": best}
         for name in runs:

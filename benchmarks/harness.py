@@ -9,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -53,6 +53,17 @@ def compare(
             spent = timer.time()
             if turn >= warmups:
                 times[name].append(spent)
+    found = Rounds({name: summary(spent) for name, spent in times.items()})
+    found.times = times
+    return found
+
+
+def pooled(runs: Iterable[Rounds]) -> Rounds:
+    """The rounds of several comparisons of the same candidates as those of one."""
+    times: dict[str, list[float]] = {}
+    for run in runs:
+        for name, spent in run.times.items():
+            times.setdefault(name, []).extend(spent)
     found = Rounds({name: summary(spent) for name, spent in times.items()})
     found.times = times
     return found

@@ -104,7 +104,7 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
         keep = may_keep()
         if not keep and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             return None
-        if mask is None and q.is_cpu:
+        if mask is None and (grouped or shape[2] == 1) and q.is_cpu:
             rows = packed(q, keys[1])
             if rows is not q:
                 return unpacked(F.scaled_dot_product_attention(rows, k, v), shape)
