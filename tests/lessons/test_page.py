@@ -10,7 +10,7 @@ import torch
 
 import sightline.lessons as lessons
 from sightline.errors import InputError
-from sightline.lessons import LESSONS, Page, find, run
+from sightline.lessons import LESSONS, Page, find, run, sources
 from sightline.steps import explain
 from sightline.steps.terminal import make_console
 
@@ -41,7 +41,8 @@ def test_the_terminal_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> Non
     fill(Page("A title", ("S0.1",), make_console()))
     out = capsys.readouterr().out
     for text in (
-        *("A title", "Sources: S0.1", "A heading", "First code and strong, folded.", "[not markup] <b>."),
+        *("A title", "Sources: a workshop, from averages to attention (S0.1)", "A heading"),
+        *("First code and strong, folded.", "[not markup] <b>."),
         *("    z = a @ v", "0.123", "1.000 -2.000", "0.500", "a map of 30 x 30", "0.6698", "picture, drawn by --html"),
         "One and one: the same numbers to the last bit.",
         "Nearly: the same numbers, largest difference 1.2e-07.",
@@ -91,6 +92,7 @@ def test_every_lesson_says_what_it_shows(name: str) -> None:
     lesson = find(name)
     assert lesson.title
     assert all(re.fullmatch(r"S\d\.\d", source) for source in lesson.sources)
+    assert set(sources.DOCUMENTS) >= {source[:2] for source in lesson.sources}
 
 
 def test_every_file_here_is_in_the_list() -> None:

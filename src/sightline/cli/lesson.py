@@ -27,7 +27,7 @@ def lesson(
                 )
             )
         for entry in map(find, LESSONS):
-            typer.echo(f"  {entry.name:<18}{entry.title} ({', '.join(entry.sources)})")
+            typer.echo(f"  {entry.name:<18}{entry.title}")
         typer.echo("\nsightline lesson NAME gives one; --html FILE writes it as a page with pictures.")
         return
     entry = find(name)

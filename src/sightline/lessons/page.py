@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from sightline.errors import InputError, explain
+from sightline.lessons.sources import in_words
 from sightline.steps import Table, html
 from sightline.steps import numbers as format_of
 from sightline.steps.labels import shown
@@ -59,7 +60,7 @@ class Page:
         if console is not None:
             console.print(_rich(title), style="bold underline")
             if sources:
-                console.print(f"Sources: {', '.join(sources)}", style="dim")
+                console.print(f"Sources: {in_words(sources)}", style="dim", highlight=False)
 
     def heading(self, text: str) -> None:
         """A heading inside the lesson."""
@@ -131,7 +132,7 @@ class Page:
 
     def to_html(self) -> str:
         """The page as one file that needs nothing else."""
-        about = f'<p class="check">Sources: {", ".join(self.sources)}</p>' if self.sources else ""
+        about = f'<p class="check">Sources: {in_words(self.sources)}</p>' if self.sources else ""
         return html.page(self.title, "\n".join([about, *(block.html() for block in self.blocks)]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
