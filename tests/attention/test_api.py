@@ -440,6 +440,20 @@ def test_compiled_as_one_graph(options):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("backend", ["auto", "sdpa"])
+def test_compiled_as_one_graph_for_any_sizes(backend):
+    """One step of a generation after the other, for other heads too: all sizes are symbols in the graph."""
+    torch.compiler.reset()
+
+    def f(q, k, v):
+        return sl.attention(q, k, v, mask=sl.causal(), backend=backend)
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=True)
+    for heads, kv_heads, queries, keys in ((8, 2, 1, 40), (8, 2, 1, 41), (4, 4, 1, 42), (6, 2, 1, 40), (6, 2, 9, 9)):
+        q, k, v = inputs(2, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys, dtype=torch.float32)
+        torch.testing.assert_close(compiled(q, k, v), f(q, k, v))
+
+
 def test_a_scale_of_zero_where_values_cannot_be_looked_at():
     """torch's causal flag hides a key by a score of -inf before the scale, and -inf times 0 is NaN."""
     q, k, v = inputs(2, queries=8, keys=8)

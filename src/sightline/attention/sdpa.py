@@ -93,7 +93,7 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
         if shape != keys:
             if not _fit(shape, keys):
                 return None
-            grouped = shape[1] != keys[1]
+            grouped = _settled(shape[1] != keys[1])
             if grouped and not (q.is_cpu or q.dtype in _HALF):
                 return None
             if shape[2] != keys[2]:
@@ -141,6 +141,11 @@ def packed(q: Tensor, kv_heads: int) -> Tensor:
 def unpacked(out: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The output for queries of some shape, from that for packed ones."""
     return out[:, :, : shape[2]] if out.shape[1] == shape[1] else out.reshape(*shape[:3], -1)
+
+
+def _settled(condition: bool) -> bool:
+    """A plain boolean: in a compiled graph sizes may be symbols, and a comparison of them is one too."""
+    return True if condition else False  # noqa: SIM210
 
 
 def _fit(shape: torch.Size, keys: torch.Size) -> bool:
@@ -228,7 +233,7 @@ def _prepare(call: Call) -> _Ready:
     s = call.sizes
     q, k, v = call.q, call.k, call.v
     mask = call.mask
-    causal = mask is not None and is_causal(call)
+    causal = _settled(mask is not None and is_causal(call))
     table = None
     if mask is not None and not causal and not sees_all(call):
         table = _table(mask, call)
@@ -240,10 +245,9 @@ def _prepare(call: Call) -> _Ready:
         q, k, v = (t.reshape(math.prod(s.batch), *t.shape[-3:]) for t in (q, k, v))
     if table is not None:
         table = _two_or_four_axes(table, s.batch)
-    grouped = s.heads != s.kv_heads
-    if grouped and call.device.type == "cuda" and call.q.dtype not in _HALF:
+    if s.heads != s.kv_heads and call.device.type == "cuda" and call.q.dtype not in _HALF:
         # Only the half-precision CUDA kernels know grouped heads; the others would fall back to the whole map.
-        k, v, grouped = k.repeat_interleave(s.groups, -3), v.repeat_interleave(s.groups, -3), False
+        k, v = k.repeat_interleave(s.groups, -3), v.repeat_interleave(s.groups, -3)
     if s.dim != s.value_dim and call.device.type == "cpu":
         # The fused CPU kernel wants values as wide as keys; zeros at the end change nothing.
         wide = max(s.dim, s.value_dim)
@@ -251,7 +255,7 @@ def _prepare(call: Call) -> _Ready:
     shape = q.shape
     if call.device.type == "cpu" and table is None and not causal and not call.dropout and q.numel():
         q = packed(q, s.kv_heads)
-        grouped = q.shape[1] != s.kv_heads
+    grouped = _settled(q.shape[1] != k.shape[1])
     return _Ready(q, k, v, table, causal, grouped, None if q.shape == shape else shape)
 
 
