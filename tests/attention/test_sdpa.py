@@ -45,6 +45,7 @@ def test_heads_that_share_keys_are_rows_of_one(monkeypatch, dtype, batch, heads,
     out, sight = sl.observe(q, k, v, mask=mask)
     assert torch.equal(out, sl.attention(q, k, v, mask=mask))
     assert out.shape == q.shape
+    assert out.is_contiguous()
     scores = (q.double() @ k.double().repeat_interleave(heads // kv_heads, -3).mT) / 4
     torch.testing.assert_close(sight.lse.double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
 

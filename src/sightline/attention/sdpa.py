@@ -140,7 +140,7 @@ def packed(q: Tensor, kv_heads: int) -> Tensor:
 
 def unpacked(out: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The output for queries of some shape, from that for packed ones."""
-    return out[:, :, : shape[2]] if out.shape[1] == shape[1] else out.reshape(*shape[:3], -1)
+    return out[:, :, : shape[2]].contiguous() if out.shape[1] == shape[1] else out.reshape(*shape[:3], -1)
 
 
 def _settled(condition: bool) -> bool:
