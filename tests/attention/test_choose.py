@@ -11,6 +11,7 @@ from sightline.attention import reference, sdpa
 from sightline.attention.call import make_call
 from sightline.attention.choose import BACKENDS, Backend
 from sightline.errors import BackendError
+from sightline.masks import Band
 from sightline.positions import alibi
 
 
@@ -92,8 +93,11 @@ def test_one_query_at_the_end_sees_all_and_needs_no_mask(used):
     q, k, v = inputs(2, queries=1, keys=9, dtype=torch.float32)
     assert sl.which_backend(q, k, v, mask=sl.causal()).backend == "sdpa"
     torch.testing.assert_close(sl.attention(q, k, v, mask=sl.causal()), sl.attention(q, k, v))
-    assert sl.which_backend(q, k, v, mask=sl.window(7)).backend == "streaming"
-    assert sl.which_backend(q, k, v, mask=sl.window(8)).backend == "sdpa"
+    for mask in (sl.window(7), sl.window(8), sl.window(3, 2), sl.causal(align="start")):
+        assert sl.which_backend(q, k, v, mask=mask).backend == "sdpa", "a stretch of the keys"
+    nothing = Band(None, -9)
+    assert not nothing.to_dense(1, 9).any()
+    assert sl.which_backend(q, k, v, mask=nothing).backend == "streaming"
 
 
 @settings(max_examples=200)
@@ -142,11 +146,11 @@ def test_every_backend_is_in_the_table_of_the_module():
     "queries, mask, short",
     [
         (1, sl.causal(), True),
-        (1, sl.causal(align="start"), False),
+        (1, sl.causal(align="start"), True),
         (1, None, True),
         (3, None, True),
         (3, sl.causal(), False),
-        (1, sl.window(4), False),
+        (1, sl.window(4), True),
         (1, sl.padding([5]), False),
     ],
     ids=str,

@@ -50,6 +50,36 @@ def test_heads_that_share_keys_are_rows_of_one(monkeypatch, dtype, batch, heads,
     torch.testing.assert_close(sight.lse.double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
 
 
+BANDS = [
+    *(sl.window(6), sl.window(3, 2), sl.window(60)),
+    *(sl.causal(), sl.causal(align="start"), Band(9, -4), Band(-2, None)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", [*BANDS, Band(3, 5, "start"), Band(None, -40)], ids=str)
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (8, 2)])
+def test_one_query_needs_only_the_keys_it_sees(dtype, mask, heads, kv_heads):
+    q, k, v = inputs(2, heads=heads, kv_heads=kv_heads, queries=1, keys=40, dim=16, dtype=dtype)
+    table = mask.to_dense(1, 40).expand(2, heads, 1, 40)
+    bias = torch.randn(heads, 1, 40, dtype=dtype)
+    for options in ({}, {"bias": bias}, {"bias": bias[..., :1]}):
+        check(Case(q, k, v, {"mask": mask, **options}, table), "auto")
+        out, sight = sl.observe(q, k, v, mask=mask, **options)
+        assert torch.equal(out, sl.attention(q, k, v, mask=mask, **options))
+        scores = (q.double() @ k.double().repeat_interleave(heads // kv_heads, -3).mT) / 4
+        scores = (scores + options.get("bias", torch.zeros(1)).double()).masked_fill(~table, -torch.inf)
+        torch.testing.assert_close(sight.lse.double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", BANDS, ids=str)
+def test_what_one_query_does_not_see_does_not_reach_it(mask):
+    q, k, v = inputs(1, queries=1, keys=40)
+    hidden = ~mask.to_dense(1, 40)[0]
+    k[..., hidden, :], v[..., hidden, :] = torch.nan, torch.inf
+    assert sl.attention(q, k, v, mask=mask).isfinite().all()
+
+
 @pytest.mark.parametrize("queries", [1, 3])
 def test_gradients_of_packed_queries(queries):
     q, k, v = inputs(2, heads=8, kv_heads=2, queries=queries, keys=5, dim=3, grad=True)

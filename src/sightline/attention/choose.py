@@ -3,7 +3,8 @@
 | backend     | what it is                           | where              | what it can do                             |
 | ----------- | ------------------------------------ | ------------------ | ------------------------------------------ |
 | `sdpa`      | torch's scaled_dot_product_attention | anywhere           | softmax; no mask, causal, padding, tables, |
-|             |                                      |                    | and on CUDA short sequences with any mask  |
+|             |                                      |                    | one query with a window; on CUDA short     |
+|             |                                      |                    | sequences with any mask                    |
 | `flex`      | torch's FlexAttention, compiled      | CUDA               | softmax; every mask, bias, soft-cap, sinks |
 | `streaming` | our own walk over tiles              | anywhere           | everything                                 |
 | `reference` | the definition, with the whole map   | anywhere, all held | everything but dropout                     |

@@ -3,7 +3,7 @@
 It can express softmax attention without mask, with torch's causal mask, or with a table that is already there
 (a dense mask or bias, or padding, which is one row per sequence). A rule such as a window would have to be
 written out as queries x keys first, which this backend does only on a GPU and only for short sequences, where calling
-FlexAttention takes longer than attention itself.
+FlexAttention takes longer than attention itself. The one query of a decoding step gets the keys of its window alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def refuses(call: Call) -> str | None:
     if call.bias is not None and not isinstance(call.bias, Tensor):
         return "SDPA would need this bias written out as queries x keys"
     mask = call.mask
-    if mask is None or isinstance(mask, Dense | Padding) or sees_all(call):
+    if mask is None or isinstance(mask, Dense | Padding) or stretch(mask, call.sizes.queries, call.sizes.keys):
         return None
     if is_causal(call) and call.bias is None:
         return None
@@ -53,18 +53,17 @@ def refuses(call: Call) -> str | None:
     return f"SDPA would need the mask {mask} written out as queries x keys"
 
 
-def sees_all(call: Call) -> bool:
-    """Whether a band leaves nothing out: the one query of a decoding step."""
-    mask, s = call.mask, call.sizes
-    if not isinstance(mask, Band):
-        return False
-    left, right = mask.left, mask.right
-    return (
-        s.queries == 1
-        and mask.align == "end"
-        and (left is None or left >= s.keys - 1)
-        and (right is None or right >= 0)
-    )
+def stretch(mask: Any, queries: int, keys: int) -> tuple[int, int] | None:
+    """Where the keys begin and end that the one query of a decoding step sees under a band: no others are needed.
+
+    None if there are more queries, another mask, or nothing to see.
+    """
+    if queries != 1 or not isinstance(mask, Band):
+        return None
+    at = mask.offset(queries, keys)
+    first = 0 if mask.left is None else max(at - mask.left, 0)
+    stop = keys if mask.right is None else min(at + mask.right + 1, keys)
+    return (first, stop) if first < stop else None
 
 
 def is_causal(call: Call) -> bool:
@@ -96,11 +95,16 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
             grouped = _settled(shape[1] != keys[1])
             if grouped and not (q.is_cpu or q.dtype in _HALF):
                 return None
-            if shape[2] != keys[2]:
-                # Of a decoding step the one query, at the end, sees all keys.
-                if mask is not None and not (causal and shape[2] == 1 and mask.align == "end"):
+        if kind is Band and shape[2] == 1:
+            # Of a decoding step the one query, at the end, sees all keys, or the last of them.
+            if not (causal and mask.align == "end"):
+                seen = stretch(mask, 1, keys[2])
+                if seen is None:
                     return None
-                causal, mask = False, None
+                k, v = _cut(k, seen), _cut(v, seen)
+            causal, mask = False, None
+        elif mask is not None and shape[2] != keys[2]:
+            return None
         keep = may_keep()
         if not keep and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             return None
@@ -141,6 +145,11 @@ def packed(q: Tensor, kv_heads: int) -> Tensor:
 def unpacked(out: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The output for queries of some shape, from that for packed ones."""
     return out[:, :, : shape[2]].contiguous() if out.shape[1] == shape[1] else out.reshape(*shape[:3], -1)
+
+
+def _cut(x: Tensor, seen: tuple[int, int]) -> Tensor:
+    first, stop = seen
+    return x[..., first:stop, :] if first > 0 or stop < x.shape[-2] else x
 
 
 def _settled(condition: bool) -> bool:
@@ -232,13 +241,18 @@ class _Ready(NamedTuple):
 def _prepare(call: Call) -> _Ready:
     s = call.sizes
     q, k, v = call.q, call.k, call.v
-    mask = call.mask
+    mask, bias = call.mask, call.bias
+    seen = stretch(mask, s.queries, s.keys)
+    if seen is not None:
+        k, v, mask = _cut(k, seen), _cut(v, seen), None
+        if isinstance(bias, Tensor) and bias.dim() and bias.shape[-1] != 1:
+            bias = bias[..., seen[0] : seen[1]]
     causal = _settled(mask is not None and is_causal(call))
     table = None
-    if mask is not None and not causal and not sees_all(call):
+    if mask is not None and not causal:
         table = _table(mask, call)
-    if call.bias is not None:
-        bias = call.bias.to(_table_dtype(call))  # type: ignore[union-attr]
+    if bias is not None:
+        bias = bias.to(_table_dtype(call))  # type: ignore[union-attr]
         table = bias if table is None else torch.where(table, bias, -torch.inf)
     if len(s.batch) != 1:
         # The fused kernels take exactly one batch axis.
