@@ -25,6 +25,9 @@ from sightline.web.saved import shelve
 from sightline.web.service import Service
 from web.browser import SENTENCE, Live, Visit, flat_run, long_run, relu_run
 
+# Gives the server a run, and says its id.
+Add = Callable[[Run], str]
+
 OTHER = "The lions were scared of the kids, so they left right away."
 
 
@@ -50,8 +53,8 @@ def live(runs: Path) -> Iterator[Live]:
 
 
 @pytest.fixture
-def add(live: Live) -> Iterator[Callable[[Run], str]]:
-    """Gives the server a run for one test, and takes it away after the test's page, which may ask for it until then."""
+def add(live: Live) -> Iterator[Add]:
+    """For the runs of one test: they are taken away after its page, which may ask for them until it is closed."""
     added: list[str] = []
 
     def one(run: Run) -> str:
@@ -65,7 +68,8 @@ def add(live: Live) -> Iterator[Callable[[Run], str]]:
 
 
 @pytest.fixture
-def visit(browser: Browser, live: Live, add: object) -> Iterator[Visit]:
+def visit(browser: Browser, live: Live, add: Add) -> Iterator[Visit]:
+    """A page on the server; it ends before what was added for it."""
     opened = Visit(browser, live.base)
     yield opened
     opened.close()
@@ -169,9 +173,7 @@ def test_colours_change_without_asking(visit: Visit, live: Live) -> None:
 
 
 @pytest.mark.parametrize("ratio", [1, 1.25, 2])
-def test_a_flat_map_has_one_colour_and_no_seams(
-    browser: Browser, live: Live, add: Callable[[Run], str], ratio: float
-) -> None:
+def test_a_flat_map_has_one_colour_and_no_seams(browser: Browser, live: Live, add: Add, ratio: float) -> None:
     run = add(flat_run())
     visit = Visit(browser, live.base, device_scale_factor=ratio)
     try:
@@ -223,6 +225,40 @@ def test_two_queries_are_the_sum_of_their_rows(visit: Visit, live: Live) -> None
     sum_of_both = weight(live, 3, 1, 10, 2) + weight(live, 3, 1, 11, 2)
     shown = page.locator(".top-keys tr", has_text="kids").locator(".number").inner_text()
     assert float(shown) == pytest.approx(sum_of_both, abs=1e-3)
+
+
+# Answers about the token that is pointed at arrive just when the pointer leaves it.
+LATE = """
+const ask = window.fetch;
+window.fetch = async (url, ...rest) => {
+  const answer = await ask(url, ...rest);
+  if (String(url).includes("?q=11&")) await new Promise(done => (window.late_ ??= []).push(done));
+  return answer;
+};
+addEventListener("pointerout", () => window.late_?.splice(0).forEach(done => done()), true);
+"""
+
+
+def test_words_and_numbers_are_of_the_same_queries(visit: Visit, live: Live) -> None:
+    visit.page.add_init_script(LATE)
+    page = visit.open(at(live, L=3, H=1, q=10))
+    page.evaluate(
+        """() => {
+            window.told_ = [];
+            const tell = () => window.told_.push([
+                document.querySelector('.text .about').textContent,
+                [...document.querySelectorAll('.top-keys tbody tr')].map(row => row.textContent).join(' '),
+            ]);
+            new MutationObserver(tell).observe(document.querySelector('.top-keys'), {childList: true});
+        }"""
+    )
+    page.click(".t >> text=left", modifiers=["Shift"])
+    page.mouse.move(700, 850)
+    page.wait_for_selector(".about >> text=they + left")
+    page.wait_for_timeout(300)
+    told = [numbers for words, numbers in page.evaluate("window.told_") if "they + left" in words]
+    assert told
+    assert set(told) == {told[-1]}
 
 
 # 8
@@ -345,7 +381,7 @@ def test_nothing_serious_for_axe_and_no_sideways_scroll(browser: Browser, live: 
 # 10
 
 
-def test_masked_zero_and_below_the_floor_differ(visit: Visit, add: Callable[[Run], str]) -> None:
+def test_masked_zero_and_below_the_floor_differ(visit: Visit, add: Add) -> None:
     run = relu_run()
     add(run)
     page = visit.open(f"#v=1&run={run.id}&view=map&L=1&H=0&lo=0.001&hi=1&diag=0")
@@ -538,7 +574,7 @@ def test_the_api_has_a_page_of_its_own(visit: Visit) -> None:
     visit.accessible("docs")
 
 
-def test_without_q_and_k_the_map_stops_at_its_overview(visit: Visit, add: Callable[[Run], str], tmp_path: Path) -> None:
+def test_without_q_and_k_the_map_stops_at_its_overview(visit: Visit, add: Add, tmp_path: Path) -> None:
     import torch
 
     import sightline as sl
@@ -601,7 +637,7 @@ def test_a_browser_that_leaves_harms_nobody(browser: Browser, live: Live) -> Non
 # Long maps
 
 
-def test_the_tooltip_lies_over_the_minimap(visit: Visit, add: Callable[[Run], str]) -> None:
+def test_the_tooltip_lies_over_the_minimap(visit: Visit, add: Add) -> None:
     run = add(long_run(4096))  # whose small picture is there at once
     page = visit.open(f"#v=1&run={run}&view=map&L=0&H=0&at=3000,1500,-1&diag=0")
     page.wait_for_selector(".centre-map .minimap")

@@ -29,6 +29,8 @@ export class TextView {
   private find = el("input", { class: "find", attrs: { type: "search", placeholder: "find a token", "aria-label": "find a token", hidden: true } });
   private blocks: HTMLElement[] = [];
   private shades: Float32Array | null = null;
+  // What they are the shades of; what is chosen may be something else by now.
+  private of: { shade: Shade; layer: number; q: number[]; k: number | null } = { shade: "looks", layer: 0, q: [], k: null };
   private most = 1;
   private skipFirst = false;
   private seen = new IntersectionObserver((entries) => this.appear(entries), { root: this.scroller, rootMargin: "600px 0px" });
@@ -145,16 +147,12 @@ export class TextView {
     this.markBlock(block);
   }
 
-  private chosen(): { q: number[]; k: number | null } {
-    return { q: this.context.queries, k: this.context.key };
-  }
-
   private async load(): Promise<void> {
     const run = this.context.run.value;
     const { shade, layer, head } = this.context.state;
     for (const tab of this.tabs.children) tab.setAttribute("aria-selected", String((tab as HTMLElement).dataset.shade === shade));
     if (!run || layer >= run.info.layers.length) return;
-    const { q, k } = this.chosen();
+    const { queries: q, key: k } = this.context;
     const now = ++this.asked;
     const info = run.layer(layer);
     let values: Float32Array | null = null;
@@ -174,6 +172,7 @@ export class TextView {
     if (now !== this.asked) return;
     this.node.classList.remove("loading");
     this.shades = values;
+    this.of = { shade, layer, q, k };
     this.measure();
     this.say(problem);
     this.paint();
@@ -185,7 +184,7 @@ export class TextView {
     this.skipFirst = false;
     const values = this.shades;
     if (!values) return;
-    const { shade } = this.context.state;
+    const { shade } = this.of;
     let total = 0;
     for (const value of values) if (value > 0) total += value;
     // Else texts of causal models look blank: nearly all goes to their first token.
@@ -195,8 +194,7 @@ export class TextView {
 
   private say(problem: string): void {
     const run = this.context.run.value!;
-    const { shade, layer } = this.context.state;
-    const { q, k } = this.chosen();
+    const { shade, layer, q, k } = this.of;
     const name = (i: number) => run.tokens.label(i);
     const queries = q.map(name).join(" + ");
     const key = k ?? (q.length ? q[q.length - 1] : null);
@@ -250,7 +248,7 @@ export class TextView {
 
   private drawTable(): void {
     const run = this.context.run.value;
-    const { shade } = this.context.state;
+    const { shade } = this.of;
     if (!run || !this.shades) return this.table.replaceChildren();
     const values = this.shades;
     const order = topOf(values, TOP);
