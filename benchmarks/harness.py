@@ -28,6 +28,12 @@ class Rounds(dict[str, dict]):
 
     times: dict[str, list[float]]
 
+    @classmethod
+    def of(cls, times: dict[str, list[float]]) -> Rounds:
+        found = cls({name: summary(spent) for name, spent in times.items()})
+        found.times = times
+        return found
+
 
 def compare(
     candidates: dict[str, Callable[[], object]], repeats: int = 7, warmups: int = 2, in_a_row: bool = False
@@ -53,9 +59,7 @@ def compare(
             spent = timer.time()
             if turn >= warmups:
                 times[name].append(spent)
-    found = Rounds({name: summary(spent) for name, spent in times.items()})
-    found.times = times
-    return found
+    return Rounds.of(times)
 
 
 def pooled(runs: Iterable[Rounds]) -> Rounds:
@@ -64,9 +68,7 @@ def pooled(runs: Iterable[Rounds]) -> Rounds:
     for run in runs:
         for name, spent in run.times.items():
             times.setdefault(name, []).extend(spent)
-    found = Rounds({name: summary(spent) for name, spent in times.items()})
-    found.times = times
-    return found
+    return Rounds.of(times)
 
 
 class _Once:

@@ -79,12 +79,7 @@ def test_parts_that_are_not_measured_again_stay(
 
 
 def test_pooled_rounds_are_those_of_one_comparison(harness: ModuleType) -> None:
-    runs = []
-    for times in ({"a": [1.0, 2.0], "b": [2.0, 2.0]}, {"a": [3.0], "b": [1.0]}):
-        run = harness.Rounds({name: harness.summary(spent) for name, spent in times.items()})
-        run.times = times
-        runs.append(run)
-    found = harness.pooled(iter(runs))
+    found = harness.pooled(map(harness.Rounds.of, ({"a": [1.0, 2.0], "b": [2.0, 2.0]}, {"a": [3.0], "b": [1.0]})))
     assert found["a"]["median_ms"] == 2.0
     assert found["a"]["runs"] == 3
     assert harness.ratio(found, "a", "b") == 1.0  # of 0.5, 1 and 3

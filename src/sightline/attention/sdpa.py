@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sightline.attention.blind import blind_rows, find
 from sightline.attention.kept import Kept
+from sightline.attention.packing import HALF, packed, unpacked
 from sightline.masks import Band, Dense, Mask, Padding
 from sightline.masks.base import may_keep
 
@@ -93,7 +94,7 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
             if not _fit(shape, keys):
                 return None
             grouped = _settled(shape[1] != keys[1])
-            if grouped and not (q.is_cpu or q.dtype in _HALF):
+            if grouped and not (q.is_cpu or q.dtype in HALF):
                 return None
         if kind is Band and shape[2] == 1:
             # Of a decoding step the one query, at the end, sees all keys, or the last of them.
@@ -121,30 +122,6 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
     return out if q.is_cpu else _nothing_to_blind(out, blind_rows(table, keep))
-
-
-_HALF = (torch.float16, torch.bfloat16)
-_AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
-
-
-def packed(q: Tensor, kv_heads: int) -> Tensor:
-    """Queries `[batch, heads, queries, dim]` that all see the same keys, as the CPU's kernel is quickest with them.
-
-    It reads the keys once for every head: heads that share keys are put below each other as more queries of one. A row
-    or a few are not worth it in float32, where products with one row are quick. In half precision they are slow: asked
-    twice, a lone query takes half the time. The kernels for processors with AVX-512 are others, and are left alone.
-    """
-    batch, heads, queries, dim = q.shape
-    if heads == kv_heads:
-        slow = queries == 1 and q.dtype == torch.bfloat16 and _AVX2
-        return q.expand(-1, -1, 2, -1) if slow else q
-    rows = heads // kv_heads * queries
-    return q.reshape(batch, kv_heads, rows, dim) if rows >= 4 or q.dtype in _HALF else q
-
-
-def unpacked(out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The output for queries of some shape, from that for packed ones."""
-    return out[:, :, : shape[2]].contiguous() if out.shape[1] == shape[1] else out.reshape(*shape[:3], -1)
 
 
 def _cut(x: Tensor, seen: tuple[int, int]) -> Tensor:
@@ -259,7 +236,7 @@ def _prepare(call: Call) -> _Ready:
         q, k, v = (t.reshape(math.prod(s.batch), *t.shape[-3:]) for t in (q, k, v))
     if table is not None:
         table = _two_or_four_axes(table, s.batch)
-    if s.heads != s.kv_heads and call.device.type == "cuda" and call.q.dtype not in _HALF:
+    if s.heads != s.kv_heads and call.device.type == "cuda" and call.q.dtype not in HALF:
         # Only the half-precision CUDA kernels know grouped heads; the others would fall back to the whole map.
         k, v = k.repeat_interleave(s.groups, -3), v.repeat_interleave(s.groups, -3)
     if s.dim != s.value_dim and call.device.type == "cpu":
@@ -300,7 +277,7 @@ _written: Kept[Tensor] = Kept(lambda mask, q, k, device: mask.tile(slice(0, q), 
 
 def _table_dtype(call: Call) -> torch.dtype:
     """On the CPU a bias for half-precision q may stay in float32."""
-    half = call.q.dtype in _HALF
+    half = call.q.dtype in HALF
     fine = isinstance(call.bias, Tensor) and call.bias.dtype in (torch.float32, torch.float64)
     return torch.float32 if half and fine and call.device.type == "cpu" else call.q.dtype
 

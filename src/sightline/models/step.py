@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.attention.sdpa import packed, unpacked
+from sightline.attention.packing import packed, unpacked
 from sightline.masks import Band
 from sightline.nn import Decoder, DecoderCache, DecoderLayer, FeedForward, MultiHeadAttention
 from sightline.nn.feedforward import ACTIVATIONS
