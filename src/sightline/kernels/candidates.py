@@ -17,6 +17,8 @@ NO_KEY = tl.constexpr(0x7FFFFFFF)
 NO_BOUND = tl.constexpr(1.0)
 # Less than any logarithm packed with a key.
 NOTHING_LEFT = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
+# The other bits of an unsigned x are x ^ ALL_BITS, the same code as ~x: the interpreter of Triton 3.7 cannot do that.
+ALL_BITS = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
@@ -90,7 +92,7 @@ def gather(
                 word = tl.sum(tl.where(mine > bound[:, None, None], bit[None, None, :], 0), 2)
                 word = word.to(tl.uint32, bitcast=True) & _below(limit - begin, lane)
                 if STARTS:
-                    word = word & ~_below(first - begin, lane)
+                    word = word & (_below(first - begin, lane) ^ ALL_BITS)
                 places = to[:, :, None] + (lane * (N // 4))[None, :, None] + tl.arange(0, PAIR)[None, None, :]
                 for turn in tl.static_range(0, N // 4, 2):
                     if turn == 0:
@@ -201,11 +203,11 @@ def _take(mine, word, bit, lane, LOGS, OFFSETS, row_ok, PAIR: tl.constexpr):
 @triton.jit
 def _lowest(mine, word, bit, lane):
     """Of each thread's columns that with the lowest bit: its logarithm, its place in the bin, and the bits left."""
-    low = word & (~word + 1)
+    low = word & ((word ^ ALL_BITS) + 1)
     is_low = bit[None, None, :] == low.to(tl.int32, bitcast=True)[:, :, None]
     log = tl.where(word > 0, tl.sum(tl.where(is_low, mine, 0.0), 2), HIDDEN)
     i = tl.maximum((low.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127, 0)
-    return log, 2 * lane[None, :] + i // 2 * 8 + i % 2, word & ~low
+    return log, 2 * lane[None, :] + i // 2 * 8 + i % 2, word & (low ^ ALL_BITS)
 
 
 @triton.jit
@@ -214,7 +216,7 @@ def _below(limit, lane):
     columns = limit[:, None] - 2 * lane[None, :]
     bits = tl.maximum((columns >> 3) * 2 + tl.minimum(columns & 7, 2), 0)
     some = (tl.full([1, 1], 1, tl.uint32) << tl.minimum(bits, 31).to(tl.uint32)) - 1
-    return tl.where(bits < 32, some, 0xFFFFFFFF)
+    return tl.where(bits < 32, some, ALL_BITS)
 
 
 @triton.jit

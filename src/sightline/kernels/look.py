@@ -1,7 +1,7 @@
 """The second pass over the map on a GPU: from q, k and the lse, every statistic in one go, by the kernel in `program`.
 
 Limits: softmax; float32, float16, bfloat16; a head of up to 256; a mask that leaves each row one stretch of keys,
-and beside it one table of booleans. Tested on an H200 with Triton 3.6, and in Triton's interpreter with 3.9.
+and beside it one table of booleans. Tested on an H200 with Triton 3.6, and in Triton's interpreter with 3.7.
 """
 
 from __future__ import annotations
