@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cases import Case
 from sightline.attention import reference
+from sightline.lens import Sight
 
 FLOAT32_LIMIT = 1e-5
 FLOAT64_LIMIT = 1e-12
@@ -171,3 +172,24 @@ def limit(dtype: torch.dtype, magnitude: float) -> float:
     """
     base = FLOAT64_LIMIT if dtype == torch.float64 else FLOAT32_LIMIT
     return base * max(1.0, magnitude / 32)
+
+
+def agrees_with_itself(sight: Sight, within: float = 5e-6) -> torch.Tensor:
+    """Whether all that a sight says fits together, and to rows that sum to 1; gives the map."""
+    weights = sight.tile(slice(None), slice(None)).double()
+    *_, queries, keys = weights.shape
+    due = torch.where(sight.lse == -torch.inf, 0.0, 1.0).double() - sight.sink_share.double()
+    assert torch.isfinite(weights).all()
+    assert (weights.sum(-1) - due).abs().max() <= within
+    assert (sight.total.double() - due).abs().max() <= within
+    assert abs(sight.received().double().sum() - due.sum()) <= within * weights.shape[:-1].numel()
+    assert abs(sight.picture(cell=(7, 5), reduce="sum").double().sum() - due.sum()) <= within * due.numel()
+    assert (sight.received().double() - weights.sum(-2)).abs().max() <= 100 * within
+    strongest = sight.top(3)
+    assert (strongest.weights[..., 0].double() - weights.amax(-1)).abs().max() <= 100 * within
+    share = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
+    known = (weights.sum(-1) > 1e-30).double()
+    spread, far = torch.special.entr(share).sum(-1), (share * gaps(queries, keys).to(weights.device)).sum(-1)
+    assert ((sight.entropy.double() - spread) * known).abs().max() <= 200 * within
+    assert ((sight.distance.double() - far) * known / keys).abs().max() <= 200 * within
+    return weights

@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sightline.errors import InputError
 from sightline.kernels import cpu_tile
+
+FLAGS = (*cpu_tile.FLAGS, f"-DLANES={cpu_tile.lanes()}")
 
 
 @pytest.fixture
@@ -25,10 +28,11 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     cpu_tile.kernel.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> cpu_tile.Kernel:
-    """The kernel, compiled here and now."""
+@pytest.fixture(scope="module", params=cpu_tile.LANES)
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> cpu_tile.Kernel:
+    """The kernel, compiled here and now, for some number of lanes."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIGHTLINE_LANES", str(request.param))
         patch.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         cpu_tile.kernel.cache_clear()
         found = cpu_tile.kernel()
@@ -37,12 +41,12 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> cpu_tile.Kernel:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     st.integers(1, 12), st.integers(1, 70), st.integers(1, 4), st.floats(0.1, 140.0), st.integers(0, 2**32 - 1),
-    st.booleans(), st.booleans(), st.booleans(), st.booleans(),
+    st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_all_that_is_made_of_a_tile(kernel, groups, width, each, steep, seed, shaded, rows, pixels, keep):
+def test_all_that_is_made_of_a_tile(kernel, groups, width, each, steep, seed, shaded, rows, pixels, keep, sinks):
     draw, height = np.random.default_rng(seed), groups * each
     logs = draw.uniform(-steep, 0, (height, width)).astype(np.float32)
     first, stop = np.sort(draw.integers(-3, width + 4, (2, height)), 0).astype(np.int32)
@@ -51,10 +55,12 @@ def test_all_that_is_made_of_a_tile(kernel, groups, width, each, steep, seed, sh
     before[0] = np.where(draw.random(height) < 0.5, -1e30, -steep / 2)
     result, strip = before.copy(), np.full((groups, width + 2), 7, np.float32)
     weights = np.full_like(logs, 7)
+    factors = draw.uniform(0, 1, height).astype(np.float32)
     kernel(
         logs.ctypes.data, height, width, *((first.ctypes.data, stop.ctypes.data) if shaded else (None, None)),
         places.ctypes.data, result.ctypes.data if rows else None, height,
         strip.ctypes.data if pixels else None, width + 2, each, weights.ctypes.data if keep else None,
+        factors.ctypes.data if sinks else None,
     )  # fmt: skip
     column = np.arange(width)
     seen = (column >= first[:, None]) & (column < stop[:, None]) if shaded else np.ones_like(logs, bool)
@@ -65,6 +71,7 @@ def test_all_that_is_made_of_a_tile(kernel, groups, width, each, steep, seed, sh
     close = {"rtol": 2e-6, "atol": 1e-36}
     for got, want in zip(result, sums if rows else before, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    exact = exact * factors[:, None] if sinks else exact
     np.testing.assert_allclose(strip[:, :width], exact.reshape(groups, each, width).sum(1) if pixels else 7, **close)
     assert (strip[:, width:] == 7).all()
     np.testing.assert_allclose(weights, exact if keep else 7, **close)
@@ -73,12 +80,34 @@ def test_all_that_is_made_of_a_tile(kernel, groups, width, each, steep, seed, sh
 def test_powers_are_right_to_the_last_bits(kernel):
     logs = np.linspace(-125, 1, 100_000, dtype=np.float32)[None]
     weights, places = np.empty_like(logs), np.zeros(1, np.float32)
-    kernel(logs.ctypes.data, 1, logs.size, None, None, places.ctypes.data, None, 0, None, 0, 1, weights.ctypes.data)
+    kernel(
+        logs.ctypes.data, 1, logs.size, None, None, places.ctypes.data, None, 0, None, 0, 1, weights.ctypes.data, None
+    )
     np.testing.assert_allclose(weights, np.exp2(logs.astype(np.float64)), rtol=2.5e-7)
     for log, weight in ((-1e30, 0.0), (-np.inf, 0.0), (200.0, np.inf), (np.inf, np.inf)):
         logs[:] = log
-        kernel(logs.ctypes.data, 1, logs.size, None, None, places.ctypes.data, None, 0, None, 0, 1, weights.ctypes.data)
+        kernel(
+            logs.ctypes.data,
+            1,
+            logs.size,
+            None,
+            None,
+            places.ctypes.data,
+            None,
+            0,
+            None,
+            0,
+            1,
+            weights.ctypes.data,
+            None,
+        )
         assert (weights == weight).all(), log
+
+
+def test_lanes_are_a_number_that_there_is(folder, monkeypatch):
+    monkeypatch.setenv("SIGHTLINE_LANES", "5")
+    with pytest.raises(InputError, match="expected: 4, 8 or 16"):
+        cpu_tile.kernel()
 
 
 def test_it_is_compiled_once(folder, monkeypatch):
@@ -94,7 +123,7 @@ def test_it_is_compiled_once(folder, monkeypatch):
 @pytest.mark.parametrize("damage", [b"", b"not a library"], ids=["empty", "foreign"])
 def test_a_damaged_file_is_made_anew(folder, damage):
     folder.mkdir(mode=0o700)
-    path = folder / f"cpu_tile-{cpu_tile._sum(cpu_tile._compiler())}.so"
+    path = folder / f"cpu_tile-{cpu_tile._sum(cpu_tile._compiler(), FLAGS)}.so"
     path.write_bytes(damage)
     assert cpu_tile.kernel() is not None
     assert [x.name for x in folder.iterdir()] == [path.name]
@@ -118,8 +147,8 @@ def test_a_kernel_that_computes_wrongly_is_not_used(folder, monkeypatch, wrong):
 
 def test_a_wrong_one_that_lies_there_is_replaced(folder, wrong):
     folder.mkdir(mode=0o700)
-    path = folder / f"cpu_tile-{cpu_tile._sum(cpu_tile._compiler())}.so"
-    subprocess.run([cpu_tile._compiler(), *cpu_tile.FLAGS, "-o", path, wrong], check=True)
+    path = folder / f"cpu_tile-{cpu_tile._sum(cpu_tile._compiler(), FLAGS)}.so"
+    subprocess.run([cpu_tile._compiler(), *FLAGS, "-o", path, wrong], check=True)
     before = path.read_bytes()
     assert cpu_tile.kernel() is not None
     assert path.read_bytes() != before

@@ -8,6 +8,7 @@ import torch
 import sightline as sl
 from sightline.attention.call import make_call
 from sightline.lens import compute, on_gpu
+from sightline.lens.levels import Levels
 from sightline.lens.rows import rows_only
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,13 +49,13 @@ def both(heads, kv_heads, queries, keys, dim=16, batch=1, dtype=torch.float32, r
     q = torch.randn(batch, heads, queries, dim, device=DEVICE).to(dtype)
     k = torch.randn(batch, kv_heads, keys, dim, device=DEVICE).to(dtype)
     call = make_call(q, k, k, **options)
-    row = rows_only(call)
+    levels = Levels(call, rows_only(call))
     weighted = compute.Weighted(torch.randn(batch, heads, queries, device=DEVICE))
     wanted = ["entropy", "max_score", "distance", "total", "received", weighted, *requests]
     job = compute._plan(call, wanted)
-    found = on_gpu.run(call, row, job)
+    found = on_gpu.run(levels, job)
     assert found is not None, "the kernel can do this"
-    slow = compute._by_walk(call, row, job)
+    slow = compute._by_walk(levels, job)
     return [compute._with_pictures(call, job, *results) for results in (slow, found)]
 
 
@@ -123,11 +124,11 @@ def test_inputs_with_strides():
     torch.manual_seed(0)
     q, k = (torch.randn(2, 40, 2, 16, device=DEVICE).transpose(1, 2) for _ in range(2))
     call = make_call(q, k, k)
-    row = rows_only(call)
+    levels = Levels(call, rows_only(call))
     job = compute._plan(call, ["received", "entropy"])
-    found = on_gpu.run(call, row, job)
+    found = on_gpu.run(levels, job)
     assert found is not None
-    assert_same(compute._by_walk(call, row, job)[0], found[0], bound=5e-6)
+    assert_same(compute._by_walk(levels, job)[0], found[0], bound=5e-6)
 
 
 def test_the_same_bits_twice():
@@ -147,10 +148,10 @@ def test_rows_that_sum_to_one_by_themselves(names):
     q, k = torch.randn(1, 2, 50, 16, device=DEVICE), torch.randn(1, 1, 41, 16, device=DEVICE)
     for mask in (None, sl.causal()):
         call = make_call(q, k, k, mask=mask)
-        row, job = rows_only(call), compute._plan(call, names)
-        found = on_gpu.run(call, row, job)[0]
+        levels, job = Levels(call, rows_only(call)), compute._plan(call, names)
+        found = on_gpu.run(levels, job)[0]
         assert found.keys() == set(names)
-        assert_same(compute._by_walk(call, row, job)[0], found, bound=5e-6)
+        assert_same(compute._by_walk(levels, job)[0], found, bound=5e-6)
 
 
 @pytest.mark.parametrize("picture", [sl.Picture(5, 4), sl.Picture(cell=(8, 16))], ids=["padded", "regular"])
@@ -171,7 +172,7 @@ def test_what_a_pass_looks_like_is_worked_out_once(picture, mask, monkeypatch):
     for _ in range(3):
         call = make_call(q, q, q, mask=mask)
         job = compute._plan(call, ["entropy", "received", picture])
-        assert on_gpu.run(call, rows_only(call), job) is not None
+        assert on_gpu.run(Levels(call, rows_only(call)), job) is not None
     assert len(worked_out) == 1
 
 
@@ -202,4 +203,4 @@ def test_pixels_of_one_program(mask):
 def test_masks_it_leaves_to_the_walk(mask):
     q = torch.randn(1, 1, 32, 16)
     call = make_call(q, q, q, mask=mask)
-    assert on_gpu.run(call, rows_only(call), compute._plan(call, ["received"])) is None
+    assert on_gpu.run(Levels(call, rows_only(call)), compute._plan(call, ["received"])) is None

@@ -10,6 +10,7 @@ import torch
 import sightline as sl
 from sightline.attention.call import make_call
 from sightline.lens import compute, on_gpu
+from sightline.lens.levels import Levels
 from sightline.lens.rows import rows_only
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,11 +30,11 @@ def small_tiles(monkeypatch):
 def both(q, k, n, **options):
     """The keys and weights by the walk, and by the kernels: None if these leave it to the walk."""
     call = make_call(q, k, k, **options)
-    row, request = rows_only(call), sl.Top(n)
+    levels, request = Levels(call, rows_only(call)), sl.Top(n)
     job = compute._plan(call, [request, "max_score"])
-    found = on_gpu.run(call, row, job)
+    found = on_gpu.run(levels, job)
     assert found is not None
-    slow = compute._by_walk(call, row, job)[0]
+    slow = compute._by_walk(levels, job)[0]
     torch.testing.assert_close(found[0]["max_score"], slow["max_score"], rtol=1e-5, atol=1e-5)
     return slow[request], found[0].get(request)
 
@@ -88,12 +89,12 @@ def test_bins_of_several_tiles(n, monkeypatch):
 def test_a_picture_whose_columns_are_no_stretches_of_cells():
     q, k = torch.randn(1, 1, 50, 16, device=DEVICE), torch.randn(1, 1, 301, 16, device=DEVICE)
     call = make_call(q, k, k, mask=sl.causal())
-    row, request = rows_only(call), sl.Top(5)
+    levels, request = Levels(call, rows_only(call)), sl.Top(5)
     job = compute._plan(
         call, [request, sl.Picture(7, 9), sl.Picture(cell=(4, 4), rows=slice(8, 40), columns=slice(16, 80))]
     )
-    fast = on_gpu.run(call, row, job)[0][request]
-    slow = compute._by_walk(call, row, job)[0][request]
+    fast = on_gpu.run(levels, job)[0][request]
+    slow = compute._by_walk(levels, job)[0][request]
     assert torch.equal(fast[0], slow[0])
 
 

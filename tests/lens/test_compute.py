@@ -17,9 +17,9 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     seen: list[list[str]] = []
     walk = compute.walk
 
-    def counted(call: object, row: object, accumulators: list, *args: object, **options: object) -> None:
+    def counted(levels: object, accumulators: list, *args: object, **options: object) -> None:
         seen.append(sorted(type(a).__name__ for a in accumulators))
-        walk(call, row, accumulators, *args, **options)
+        walk(levels, accumulators, *args, **options)
 
     monkeypatch.setattr(compute, "walk", counted)
     return seen
@@ -50,18 +50,18 @@ def test_observe_takes_one_walk(walks: list) -> None:
 def test_nothing_asked_for_is_no_walk(walks: list) -> None:
     q, k, v = inputs(1)
     sight = sl.observe(q, k, v)[1]
-    _ = sight.lse, sight.total, sight.sink_share, sight.shape
+    _ = sight.lse, sight.sink_share, sight.shape
     sight.prepare()
     sight.prepare("lse")
     sight.tile(slice(0, 2), slice(0, 2))
     assert walks == []
 
 
-def test_the_sum_of_a_softmax_row_needs_no_walk(sight: sl.Sight, walks: list) -> None:
+def test_the_sum_of_a_softmax_row_is_measured(sight: sl.Sight, walks: list) -> None:
     sight.prepare("total")
     sight.prepare("total")
-    assert walks == []
-    assert torch.equal(sight.total, torch.ones(1, 2, 50))
+    assert walks == [["RowSums"]]
+    assert torch.allclose(sight.total, torch.ones(1, 2, 50), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["entropy", "distance", "max_score"])

@@ -13,6 +13,7 @@ from lens_cases import gap, lift, limit, whole_map
 from sightline.attention.call import Call, make_call
 from sightline.lens import walk
 from sightline.lens.accumulators import Accumulator, Seen
+from sightline.lens.levels import Levels
 from sightline.lens.rows import rows_only
 
 
@@ -28,7 +29,7 @@ class Recorder(Accumulator):
 
 def record(call: Call, *args: slice | None, **options: tuple[int, int]) -> list[Seen]:
     recorder = Recorder()
-    walk.walk(call, rows_only(call), [recorder], *args, **options)
+    walk.walk(Levels(call, rows_only(call)), [recorder], *args, **options)
     return recorder.tiles
 
 

@@ -200,7 +200,7 @@ def test_single_cells_are_those_of_the_map(groups, bias):
     mask = sl.causal() & sl.padding(torch.rand(2, 11) < 0.8)
     sight = sl.look(q, k, mask=mask, bias=bias, softcap=3.0, sinks=torch.randn(heads))
     keys = torch.randint(-2, 11, (2, 9))
-    got = weights_at(sight._call, sight.lse, keys)
+    got = weights_at(sight._levels, keys)
     tile = sight.tile(slice(0, 9), slice(0, 11))
     want = tile.gather(-1, keys.clamp_min(0)[:, None, :, None].expand(2, heads, 9, 1))[..., 0]
     torch.testing.assert_close(got, want * (keys >= 0)[:, None], atol=1e-6, rtol=1e-5)
@@ -211,7 +211,7 @@ def test_single_cells_step_by_step(monkeypatch):
 
     monkeypatch.setattr(cells, "_BYTES", 1)
     sight = sl.look(torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8), mask=sl.causal())
-    got = weights_at(sight._call, sight.lse, torch.zeros(1, 9, dtype=torch.long))
+    got = weights_at(sight._levels, torch.zeros(1, 9, dtype=torch.long))
     torch.testing.assert_close(got, sight.tile(slice(0, 9), 0)[..., 0])
 
 

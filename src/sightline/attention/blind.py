@@ -6,6 +6,7 @@ could become wrong, they are set to 0 in every call.
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import torch
@@ -72,6 +73,14 @@ def _recorded(table: Tensor) -> bool:
     return table.is_cuda and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
+# Torch's fused CUDA kernels count in logarithms of base 2, in which numbers below this are infinite: a row of nothing
+# else gives 0 there.
+LEAST_ON_CUDA = torch.finfo(torch.float32).min * math.log(2)
+
+
 def find(table: Tensor) -> Tensor:
     """Rows without a visible key."""
-    return ~(table if table.dtype == torch.bool else table > -torch.inf).any(-1)
+    if table.dtype == torch.bool:
+        return ~table.any(-1)
+    least = LEAST_ON_CUDA if table.is_cuda and table.dtype != torch.float16 else -torch.inf
+    return ~(table > least).any(-1)

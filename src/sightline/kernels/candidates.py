@@ -23,7 +23,8 @@ ALL_BITS = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def gather(
-    Q, K, L, FIRST, STOP, SLOPES, TABLE_PTR, BOUND, COUNTS, BEGINS, ENDS, LIST, EDGES, LOGS, OFFSETS, OVER, OVER_COUNTS,
+    Q, K, L, REST, FIRST, STOP, SLOPES, TABLE_PTR, BOUND, COUNTS, BEGINS, ENDS, LIST, EDGES, LOGS, OFFSETS,
+    OVER, OVER_COUNTS,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim, interval_batch,
     table_batch, table_head, table_row, table_column,
     heads, groups, queries, keys, scale2, cap2, first_row, rows, units, shares,
@@ -73,6 +74,7 @@ def gather(
                 mask=row_ok[:, None] & (dims[None, :] < D), other=0.0,
             )  # fmt: skip
             lse2 = tl.load(L + map_id * queries + row, mask=row_ok, other=-HIDDEN)
+            rest = tl.load(REST + map_id * queries + row, mask=row_ok, other=0.0)
             bound = tl.load(BOUND + map_id * rows + entry // N, mask=row_ok, other=-HIDDEN)
             first, stop = row, row * 0 + keys
             if STARTS:
@@ -87,6 +89,7 @@ def gather(
                 t = logs(q, k, lse2, row, row_ok, place, column, column < end, first, limit, slope, table, table,
                          scale2, cap2, table_row, table_column, 0, 0,
                          TABLE, False, False, TABLE, False, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+                t = t - rest[:, None]
                 # Of each thread's columns those above the bound, as bits: seldom more than one or two of a row.
                 mine = tl.reshape(by_thread(t, BM, BN, BN), [BM, 4, BN // 4])
                 word = tl.sum(tl.where(mine > bound[:, None, None], bit[None, None, :], 0), 2)
@@ -110,7 +113,7 @@ def gather(
                 for block in tl.range(0, (end - begin + BN - 1) // BN):
                     column = begin + block * BN + tl.arange(0, BN)
                     k = keys_of_block(keys_of, column, column < end, k_row, k_dim, D, DIM)
-                    t = _seen(q, k, lse2, row, row_ok, place, column, first, limit, slope, table, scale2, cap2,
+                    t = _seen(q, k, lse2, rest, row, row_ok, place, column, first, limit, slope, table, scale2, cap2,
                               table_row, table_column, STARTS, TABLE, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
                     best, best_key = _insert(best, best_key, t, column)
                 to_all = to + tl.arange(0, N)[None, :]
@@ -121,7 +124,7 @@ def gather(
 
 @triton.jit
 def near(
-    Q, K, L, FIRST, STOP, SLOPES, TABLE_PTR, BOUND, TOP_KEYS, TOP_WEIGHTS,
+    Q, K, L, REST, FIRST, STOP, SLOPES, TABLE_PTR, BOUND, TOP_KEYS, TOP_WEIGHTS,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim, interval_batch,
     table_batch, table_head, table_row, table_column,
     heads, groups, queries, keys, scale2, cap2, first_row, rows, n,
@@ -141,6 +144,7 @@ def near(
             mask=row_ok[:, None] & (dims[None, :] < D), other=0.0,
         )  # fmt: skip
         lse2 = tl.load(L + map_id * queries + row, mask=row_ok, other=-HIDDEN)
+        rest = tl.load(REST + map_id * queries + row, mask=row_ok, other=0.0)
         first, stop = row * 0, row * 0 + keys
         if STARTS:
             first = tl.load(FIRST + b * interval_batch + row, mask=row_ok, other=keys)
@@ -157,8 +161,8 @@ def near(
         for begin in tl.range(tl.min(first, 0), end, BN):
             column = begin + tl.arange(0, BN)
             k = keys_of_block(keys_of, column, column < end, k_row, k_dim, D, DIM)
-            t = _seen(q, k, lse2, row, row_ok, row + (keys - queries), column, first, limit, slope, table, scale2, cap2,
-                      table_row, table_column, STARTS, TABLE, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+            t = _seen(q, k, lse2, rest, row, row_ok, row + (keys - queries), column, first, limit, slope, table,
+                      scale2, cap2, table_row, table_column, STARTS, TABLE, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
             best, best_key = _insert(best, best_key, t, column)
         packed = pack(tl.where(best_key < keys, best, HIDDEN), best_key)
         to = (map_id * queries + row) * n
@@ -173,13 +177,14 @@ def near(
 
 @triton.jit
 def _seen(
-    q, k, lse2, row, row_ok, place, column, first, limit, slope, table, scale2, cap2, table_row, table_column,
+    q, k, lse2, rest, row, row_ok, place, column, first, limit, slope, table, scale2, cap2, table_row, table_column,
     STARTS: tl.constexpr, TABLE: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The logarithms of a tile, hidden outside of what each row sees."""
     t = logs(q, k, lse2, row, row_ok, place, column, column < tl.max(limit, 0), first, limit, slope, table, table,
              scale2, cap2, table_row, table_column, 0, 0,
              TABLE, False, False, TABLE, False, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+    t = t - rest[:, None]
     t = tl.where(column[None, :] < limit[:, None], t, HIDDEN)
     if STARTS:
         t = tl.where(column[None, :] >= first[:, None], t, HIDDEN)

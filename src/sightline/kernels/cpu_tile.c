@@ -3,7 +3,9 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { LANES = 8 };
+#ifndef LANES /* numbers that are done at once: 4, 8 or 16 */
+#define LANES 8
+#endif
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 
@@ -68,24 +70,24 @@ static inline __attribute__((always_inline)) Floats step(Floats log, Floats far,
 }
 
 static inline __attribute__((always_inline)) void row(
-    const float *logs, long from, long to, float place, float *strip, float *weights, float *result, long next,
-    int rows, int pixels, int keep) {
+    const float *logs, long from, long to, float place, float factor, float *strip, float *weights, float *result,
+    long next, int rows, int pixels, int keep) {
     Floats far = all(place - (float)from);
     for (int i = 0; i < LANES; i++) far[i] -= (float)i;
     struct Sums sums = {all(-1e30f), all(0), all(0), all(0)};
     long i = from;
     for (; i + LANES <= to; i += LANES, far -= (float)LANES) {
         Floats weight = step(load(logs + i), far, &sums, rows);
-        if (pixels) store(strip + i, load(strip + i) + weight);
-        if (keep) store(weights + i, weight);
+        if (pixels) store(strip + i, load(strip + i) + weight * factor);
+        if (keep) store(weights + i, weight * factor);
     }
     if (i < to) {
         float rest[LANES];
         for (int n = 0; n < LANES; n++) rest[n] = i + n < to ? logs[i + n] : -1e30f;
         Floats weight = step(load(rest), far, &sums, rows);
         for (int n = 0; i + n < to; n++) {
-            if (pixels) strip[i + n] += weight[n];
-            if (keep) weights[i + n] = weight[n];
+            if (pixels) strip[i + n] += weight[n] * factor;
+            if (keep) weights[i + n] = weight[n] * factor;
         }
     }
     if (rows) {
@@ -104,10 +106,11 @@ static inline __attribute__((always_inline)) void row(
    result: 4 lines of `next` numbers, to which each row adds its largest logarithm, the sums of weight * logarithm and of
            weight * distance, and the sum of weights; or none.
    strip: a row, `strip_next` numbers after the one before, for each `each` rows of the tile: their sum; or none.
-   weights: where the weights go; or none. */
+   weights: where the weights go; or none.
+   factors: what each row's weights are multiplied by, in strip and weights; or none. */
 void sightline_tile(
     const float *logs, long height, long width, const int32_t *first, const int32_t *stop, const float *places,
-    float *result, long next, float *strip, long strip_next, long each, float *weights) {
+    float *result, long next, float *strip, long strip_next, long each, float *weights, const float *factors) {
     for (long r = 0; r < height; r++) {
         long from = 0, to = width;
         if (first) {
@@ -123,7 +126,8 @@ void sightline_tile(
         }
         const float *line = logs + r * width;
         float *sums = result ? result + r : 0;
-#define ROW(rows, pictured, keep) row(line, from, to, places[r], pixels, kept, sums, next, rows, pictured, keep)
+        float factor = factors ? factors[r] : 1.0f;
+#define ROW(rows, pictured, keep) row(line, from, to, places[r], factor, pixels, kept, sums, next, rows, pictured, keep)
         if (sums) {
             if (pixels && kept) ROW(1, 1, 1);
             else if (pixels) ROW(1, 1, 0);

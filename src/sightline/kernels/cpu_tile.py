@@ -1,6 +1,7 @@
 """The kernel of the pass on the CPU (`cpu_tile.c`): compiled on the machine it runs on, once, if that has a C compiler.
 
 Torch's operations do the same without it, each with a reading of its own. `SIGHTLINE_COMPILE=0` leaves it to them.
+It does as many numbers at once as the processor's registers hold; `SIGHTLINE_LANES` (4, 8, 16) says otherwise.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.errors import InputError, explain
 from sightline.folders import cache_folder
 
 SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-Wno-psabi")
+LANES = (4, 8, 16)
 _SECONDS = 60
 
-# logs, height, width, first, stop, places, result, next, strip, strip_next, each, weights: see the source.
+# logs, height, width, first, stop, places, result, next, strip, strip_next, each, weights, factors: see the source.
 Kernel = Callable[..., None]
 
 
@@ -40,12 +43,36 @@ def kernel() -> Kernel | None:
         if compiler is None:
             return None
         folder = cache_folder() / f"compiled-{_user()}"
-        path = folder / f"cpu_tile-{_sum(compiler)}.so"
+        flags = (*FLAGS, f"-DLANES={lanes()}")
+        path = folder / f"cpu_tile-{_sum(compiler, flags)}.so"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _is_ours(folder):
             return None
-        return _kept(path) or _compiled(compiler, path)
+        return _kept(path) or _compiled(compiler, flags, path)
     return None
+
+
+def lanes() -> int:
+    """How many numbers the kernel does at once."""
+    asked = os.environ.get("SIGHTLINE_LANES")
+    if asked:
+        if asked not in map(str, LANES):
+            raise InputError(
+                explain("SIGHTLINE_LANES is how many numbers are done at once", expected="4, 8 or 16", got=asked,
+                        hint="leave it out: the processor's own width is taken")
+            )  # fmt: skip
+        return int(asked)
+    flags = _flags()
+    return 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
+
+
+def _flags() -> frozenset[str]:
+    """The instructions that the processor says it has."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split())
+    return frozenset()
 
 
 def _compiler() -> str | None:
@@ -63,9 +90,9 @@ def _is_ours(path: Path) -> bool:
     return there.st_uid == _user() and not there.st_mode & 0o022
 
 
-def _sum(compiler: str) -> str:
+def _sum(compiler: str, flags: tuple[str, ...]) -> str:
     """Another source, compiler or processor gets another file: a folder may be shared by several machines."""
-    parts = [SOURCE.read_bytes(), repr((compiler, FLAGS, platform.machine(), platform.processor())).encode()]
+    parts = [SOURCE.read_bytes(), repr((compiler, flags, platform.machine(), platform.processor())).encode()]
     with contextlib.suppress(OSError):
         # Names and instructions of the processor, as different architectures call them, but no clock rates.
         names = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa", "uarch", "cpu\t")
@@ -82,11 +109,11 @@ def _kept(path: Path) -> Kernel | None:
     return None
 
 
-def _compiled(compiler: str, path: Path) -> Kernel | None:
+def _compiled(compiler: str, flags: tuple[str, ...], path: Path) -> Kernel | None:
     """Compiled and tried beside its place first, so that others never see half of it."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+        command = [compiler, *flags, "-o", str(made), str(SOURCE)]
         subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
         made.chmod(0o700)
         found = _load(made)
@@ -99,7 +126,7 @@ def _load(path: Path) -> Kernel | None:
     """The kernel in a library, if it computes rightly."""
     found = ctypes.CDLL(str(path)).sightline_tile
     pointer, number = ctypes.c_void_p, ctypes.c_long
-    found.argtypes = [pointer, number, number, *[pointer] * 4, number, pointer, number, number, pointer]
+    found.argtypes = [pointer, number, number, *[pointer] * 4, number, pointer, number, number, pointer, pointer]
     found.restype = None
     return found if _is_right(found) else None
 
@@ -111,17 +138,18 @@ def _is_right(found: Kernel) -> bool:
     places = np.arange(height, dtype=np.float32) * 4
     result, strip = np.zeros((4, height), np.float32), np.empty((height // each, width), np.float32)
     result[0] = -np.inf
-    weights = np.empty_like(logs)
+    weights, factors = np.empty_like(logs), np.linspace(0.5, 1.0, height, dtype=np.float32)
     first, stop = np.arange(height, dtype=np.int32), np.full(height, width - 2, np.int32)
     found(
         logs.ctypes.data, height, width, first.ctypes.data, stop.ctypes.data, places.ctypes.data,
-        result.ctypes.data, height, strip.ctypes.data, width, each, weights.ctypes.data,
+        result.ctypes.data, height, strip.ctypes.data, width, each, weights.ctypes.data, factors.ctypes.data,
     )  # fmt: skip
     column = np.arange(width)
     seen = (column >= first[:, None]) & (column < stop[:, None])
     exact = np.where(seen, np.exp2(logs.astype(np.float64)), 0.0)
     far = np.abs(places[:, None] - column)
     sums = [np.where(seen, logs, -np.inf).max(-1), *((exact * x).sum(-1) for x in (logs, far, 1.0))]
-    pixels = exact.reshape(-1, each, width).sum(1)
-    pairs = [(weights, exact), (strip, pixels), *zip(result, sums, strict=True)]
+    left = exact * factors[:, None]
+    pixels = left.reshape(-1, each, width).sum(1)
+    pairs = [(weights, left), (strip, pixels), *zip(result, sums, strict=True)]
     return all(np.allclose(got, want, rtol=1e-5, atol=1e-30) for got, want in pairs)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sightline.kernels.launch import launch, on_its_device
 from sightline.kernels.layout import Slots, Tiling, chunks, cut, default_tiling, descriptor, tiles_seen
+from sightline.kernels.measure import Measured
 from sightline.kernels.program import program
 from sightline.kernels.rows import NOTHING, finish, prepare
 
@@ -23,6 +24,7 @@ def look(
     q: Tensor,
     k: Tensor,
     lse: Tensor,
+    measured: Measured,
     *,
     scale: float,
     rows: Slots,
@@ -34,6 +36,7 @@ def look(
     slopes: Tensor | None = None,
     softcap: float | None = None,
     weights: Tensor | None = None,
+    factors: Tensor | None = None,
     tiling: Tiling | None = None,
     seen: Tensor | None = None,
     starts: bool = True,
@@ -42,14 +45,16 @@ def look(
 ) -> dict[str, Tensor]:
     """One pass over a rectangle of the maps of q `[batch, heads, queries, dim]` and k `[batch, kv_heads, keys, dim]`.
 
-    `lse` is `[batch, heads, queries]`, natural logarithm. `intervals` are the first visible key of each row and the
-    end, `[batch or 1, queries]` int32, both never falling from row to row. `table` (booleans) and `bias` have four
-    axes, expanded with stride 0 where they repeat. `starts` says whether any row's first key is not key 0. `seen` is
-    what `tiles_seen` gives for these arguments, if known.
+    `lse` is `[batch, heads, queries]`, natural logarithm, of the keys alone; `measured` what `measure` found of it.
+    `factors`, one for each row, are what sinks leave of sums, maxima and what was received; `weights` count for what
+    was received alone. Row statistics are of the keys among each other.
 
-    `want` names out of entropy, max_score, distance, total, received, sums, maxima. If rows need not sum to 1, as with
-    sinks, total must be wanted too: entropy and distance are of the weights divided by it. Sums of pixels are
-    multiplied by `pixel_unit`.
+    `intervals` are the first visible key of each row and the end, `[batch or 1, queries]` int32, both never falling
+    from row to row. `table` (booleans) and `bias` have four axes, expanded with stride 0 where they repeat. `starts`
+    says whether any row's first key is not key 0. `seen` is what `tiles_seen` gives for these arguments, if known.
+
+    `want` names out of entropy, max_score, distance, total, received, sums, maxima. Sums of pixels are multiplied by
+    `pixel_unit`.
 
     With more than one of `bins`, max_score gives `largest` `[batch, heads, bins, queries]` instead: the largest log2 of
     a weight, negated, in each of so many stretches of columns; and `bin_edges` `[bins + 1]`, where these begin and end.
@@ -98,6 +103,10 @@ def look(
         seen = tiles_seen(intervals, rows, columns, tiling, chunk, per_chunk, keys - queries, sides, device)
     fetch = descriptor(q, rows, tiling.rows, pictured)
     weights = None if weights is None else weights.float().contiguous()
+    if factors is not None and "received" in want:
+        weights = factors if weights is None else weights * factors
+    if not pictured:
+        factors = None
 
     def given(x: Tensor | None) -> Tensor:
         return lse2 if x is None else x
@@ -109,8 +118,8 @@ def look(
     even = intervals is None and table is None and rows.edges is None and columns.edges is None
     even = even and rows.length % chunk == 0 and columns.slots % (2 * tiling.columns) == 0
     tensors = (
-        q, k, given(None) if fetch is None else fetch, lse2, first, stop, seen, given(slopes), given(table),
-        given(bias), given(weights),
+        q, k, given(None) if fetch is None else fetch, lse2, measured.rest, measured.large, first, stop, seen,
+        given(slopes), given(table), given(bias), given(weights), given(factors),
         sums_of_rows if added else lse2, given(largest),
         *(given(found.get(name)) for name in ("received", "sums", "maxima")), given(rows.edges), given(columns.edges),
     )  # fmt: skip
@@ -129,13 +138,17 @@ def look(
         starts and intervals is not None, intervals is not None, table is not None, bias is not None,
         slopes is not None, softcap is not None,
         "entropy" in want, "max_score" in want, "distance" in want, "total" in want,
-        "received" in want, weights is not None, "sums" in want, "maxima" in want,
+        "received" in want, weights is not None, "sums" in want, "maxima" in want, factors is not None,
+    )  # fmt: skip
+    last = (
         bins, one_bin, two_sums, blocks or 0, even, len(added), "tf32x3" if q.dtype == torch.float32 else "tf32",
     )  # fmt: skip
     options = (("num_warps", tiling.warps), ("num_stages", tiling.stages), ("maxnreg", tiling.registers))
-    launch(program, (*grid, 1), tensors, numbers, settings, options)
+    launch(program, (*grid, 1), tensors, numbers, (*settings, False, *last), options)
+    if measured.some:
+        launch(program, (*grid, 1), tensors, numbers, (*settings, True, *last), options)
     units = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
-    found |= finish(lse, lse2, sums_of_rows, added, units, of_rows)
+    found |= finish(lse, lse2, measured.rest, sums_of_rows, added, units, of_rows)
     del tensors, sums_of_rows  # before more is made
     if "sums" in found and not two_sums:
         found["sums"] = found["sums"] * (pixel_unit / fixed)  # a float32, in one go

@@ -26,6 +26,7 @@ from sightline.kernels.tile import (
     fold_peaks,
     in_order,
     in_order_2,
+    kept,
     keys_of_block,
     logs,
     spread,
@@ -35,7 +36,7 @@ from sightline.kernels.tile import (
 
 @triton.jit
 def program(
-    Q, K, Q_TMA, L, FIRST, STOP, SEEN, SLOPES, TABLE_PTR, BIAS_PTR, WEIGHTS,
+    Q, K, Q_TMA, L, REST, LARGE, FIRST, STOP, SEEN, SLOPES, TABLE_PTR, BIAS_PTR, WEIGHTS, FACTORS,
     ROW_SUMS, LARGEST, RECEIVED, SUMS, MAXIMA, ROW_EDGES, COLUMN_EDGES,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim,
     interval_batch, seen_batch, table_batch, table_head, table_row, table_column,
@@ -48,7 +49,8 @@ def program(
     SOFTCAP: tl.constexpr,
     WANT_ENTROPY: tl.constexpr, WANT_LARGEST: tl.constexpr, WANT_DISTANCE: tl.constexpr, WANT_TOTAL: tl.constexpr,
     WANT_RECEIVED: tl.constexpr, WEIGHTED: tl.constexpr, WANT_SUMS: tl.constexpr, WANT_MAXIMA: tl.constexpr,
-    BINS: tl.constexpr, ONE_BIN: tl.constexpr, TWO_SUMS: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
+    SINKS: tl.constexpr, RESTED: tl.constexpr, BINS: tl.constexpr, ONE_BIN: tl.constexpr, TWO_SUMS: tl.constexpr,
+    BLOCKS: tl.constexpr, EVEN: tl.constexpr,
     PER_ROW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -57,6 +59,10 @@ def program(
     TAKEN: tl.constexpr = BM // APART  # rows of each pixel in a tile
     # All maps' first columns come first: under a causal mask they are the longest work.
     map_id = tl.program_id(0).to(tl.int64)
+    # Maps in which something was measured beside an lse are done in a launch of their own: one more subtraction for
+    # each cell would take the others a twentieth longer.
+    if (tl.load(LARGE + map_id) > 0) != RESTED:
+        return
     block = tl.program_id(1)
     b, h = map_id // heads, map_id % heads
     slot_0, slot_1 = block * 2 * BN, (block * 2 + 1) * BN
@@ -160,6 +166,12 @@ def program(
                 # Sums of rows go to memory in the order of the rows.
                 to_row, to_ok = in_order(row, mixed, BM, TAKEN), in_order(row_ok, mixed, BM, TAKEN)
                 place = row + (keys - queries)
+                rest = lse2
+                if RESTED:
+                    rest = tl.load(REST + at_row, mask=row_ok, other=0.0)
+                factor = lse2
+                if SINKS:
+                    factor = tl.load(FACTORS + at_row, mask=row_ok, other=0.0)
                 w = lse2
                 if WEIGHTED:
                     w = tl.load(WEIGHTS + at_row, mask=row_ok, other=0.0)
@@ -168,6 +180,8 @@ def program(
                           scale2, cap2, table_row, table_column, bias_row, bias_column,
                           careful, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
                           PRECISION)  # fmt: skip
+                if RESTED:
+                    t = t - rest[:, None]
                 p = tl.exp2(t)
                 if WANT_LARGEST:
                     nearest = tl.max(tl.max(by_thread(t, BM, BN, GC), 3), 1)
@@ -178,9 +192,10 @@ def program(
                 if WANT_DISTANCE:
                     far = away(p, parts_0, place, column_0, column_start + slot_0, phase == 1 and plain, BM, BN, GC)
                 if WANT_SUMS:
-                    sums_0 += fold_parts(parts_0, BM, G)
+                    sums_0 += fold_parts(kept(parts_0, factor, SINKS), BM, G)
                 if WANT_MAXIMA:
-                    peaks_0 = tl.maximum(peaks_0, fold_peaks(tl.max(by_thread(p, BM, BN, GC), 3), BM, G))
+                    peak = kept(tl.max(by_thread(p, BM, BN, GC), 3), factor, SINKS)
+                    peaks_0 = tl.maximum(peaks_0, fold_peaks(peak, BM, G))
                 if WANT_RECEIVED:
                     if WEIGHTED:
                         p = p * w[:, None]
@@ -190,6 +205,8 @@ def program(
                           scale2, cap2, table_row, table_column, bias_row, bias_column,
                           careful, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP,
                           PRECISION)  # fmt: skip
+                if RESTED:
+                    t = t - rest[:, None]
                 p = tl.exp2(t)
                 if WANT_LARGEST:
                     near = tl.max(tl.max(by_thread(t, BM, BN, GC), 3), 1)
@@ -235,9 +252,10 @@ def program(
                     total = in_order(total.to(tl.int64), mixed, BM, TAKEN)
                     tl.atomic_add(total_of + to_row * PER_ROW, total, mask=to_ok, sem="relaxed")
                 if WANT_SUMS:
-                    sums_1 += fold_parts(parts_1, BM, G)
+                    sums_1 += fold_parts(kept(parts_1, factor, SINKS), BM, G)
                 if WANT_MAXIMA:
-                    peaks_1 = tl.maximum(peaks_1, fold_peaks(tl.max(by_thread(p, BM, BN, GC), 3), BM, G))
+                    peak = kept(tl.max(by_thread(p, BM, BN, GC), 3), factor, SINKS)
+                    peaks_1 = tl.maximum(peaks_1, fold_peaks(peak, BM, G))
                 if WANT_RECEIVED:
                     if WEIGHTED:
                         p = p * w[:, None]

@@ -34,7 +34,7 @@ def _prepare(LSE, L, SUMS, LARGEST, rows, PER_ROW: tl.constexpr, MAXIMUM: tl.con
 
 @triton.jit
 def _finish(
-    LSE, SUMS, LARGEST, ENTROPY, DISTANCE, TOTAL, SCORE, rows, unit_entropy, unit_distance, unit_total,
+    LSE, REST, SUMS, LARGEST, ENTROPY, DISTANCE, TOTAL, SCORE, rows, unit_entropy, unit_distance, unit_total,
     PER_ROW: tl.constexpr, AT_ENTROPY: tl.constexpr, AT_DISTANCE: tl.constexpr, AT_TOTAL: tl.constexpr,
     MAXIMUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -45,22 +45,17 @@ def _finish(
     if AT_TOTAL >= 0:
         total = tl.load(sums + AT_TOTAL, mask=ok, other=0).to(tl.float32) * unit_total
         tl.store(TOTAL + i, total, mask=ok)
-        some = tl.maximum(total, 1.1754943508222875e-38)
     if AT_ENTROPY >= 0:
         spread = -(tl.load(sums + AT_ENTROPY, mask=ok, other=0).to(tl.float32) * unit_entropy)
-        if AT_TOTAL >= 0:
-            # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
-            spread = tl.where(total > 0, tl.log(some) + spread / some, 0.0)
         tl.store(ENTROPY + i, tl.maximum(spread, 0.0), mask=ok)
     if AT_DISTANCE >= 0:
         far = tl.load(sums + AT_DISTANCE, mask=ok, other=0).to(tl.float32) * unit_distance
-        if AT_TOTAL >= 0:
-            far = tl.where(total > 0, far / some, 0.0)
         tl.store(DISTANCE + i, far, mask=ok)
     if MAXIMUM:
         bits = tl.load(LARGEST + i, mask=ok, other=0x7FFFFFFF)
         score = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32)
-        score -= bits.to(tl.float32, bitcast=True) * 0.6931471805599453
+        below = bits.to(tl.float32, bitcast=True) - tl.load(REST + i, mask=ok, other=0.0)
+        score -= below * 0.6931471805599453
         # Where nothing was seen the bits are NaN as a float.
         tl.store(SCORE + i, tl.where(score == score, score, -float("inf")), mask=ok)
 
@@ -79,7 +74,13 @@ def prepare(lse: Tensor, per_row: int, largest: Tensor | None) -> tuple[Tensor, 
 
 
 def finish(
-    lse: Tensor, lse2: Tensor, sums: Tensor, names: list[str], units: dict[str, float], largest: Tensor | None
+    lse: Tensor,
+    lse2: Tensor,
+    rest: Tensor,
+    sums: Tensor,
+    names: list[str],
+    units: dict[str, float],
+    largest: Tensor | None,
 ) -> dict[str, Tensor]:
     """The statistics of each row from its sums, which stand in the order of their names; and the largest score.
 
@@ -95,7 +96,7 @@ def finish(
         return found
     rows = lse.numel()
     results = (found.get(name, lse) for name in ("entropy", "distance", "total", "max_score"))
-    tensors = (lse, sums, lse if largest is None else largest, *results)
+    tensors = (lse, rest, sums, lse if largest is None else largest, *results)
     numbers = (rows, LN2 * units["entropy"], units["distance"], units["total"])
     places = (names.index(name) if name in names else -1 for name in ("entropy", "distance", "total"))
     settings = (len(names), *places, largest is not None, _BLOCK)
@@ -103,7 +104,7 @@ def finish(
     return found
 
 
-def max_scores(lse: Tensor, least: Tensor) -> Tensor:
+def max_scores(lse: Tensor, rest: Tensor, least: Tensor) -> Tensor:
     """The largest score of each row, from the log2 of its largest weight, negated, as bits."""
-    score = torch.sub(lse.float(), least.view(torch.float32), alpha=LN2)
+    score = torch.sub(lse.float(), least.view(torch.float32) - rest, alpha=LN2)
     return score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

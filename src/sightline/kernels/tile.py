@@ -117,6 +117,15 @@ def fold_peaks(peaks, BM: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
+def kept(x, factor, SINKS: tl.constexpr):
+    """What sinks leave of the sums or maxima of each row, [rows, groups, threads]."""
+    if SINKS:
+        return x * factor[:, None, None]
+    else:
+        return x
+
+
+@triton.jit
 def tile_at(step, above, across, begin, second, third, FIRST_PHASE: tl.constexpr):
     """The tile of a step: from `begin` on, then from `second` on, then from `third` on."""
     if FIRST_PHASE:

@@ -37,7 +37,7 @@ PROGRAMS = 2048
 
 @triton.jit
 def _choose(
-    LARGEST, FIRST, STOP, EDGES, CHOSEN, POSITION, BOUND, LEAST, COUNTS, heads, interval_batch, queries, keys,
+    LARGEST, L, FIRST, STOP, EDGES, CHOSEN, POSITION, BOUND, LEAST, COUNTS, heads, interval_batch, queries, keys,
     first_row, rows, n, few, BM: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr,
     STARTS: tl.constexpr, INTERVALS: tl.constexpr,
 ):  # fmt: skip
@@ -72,8 +72,9 @@ def _choose(
             tl.store(CHOSEN + to, tl.where(some, best, -1), mask=ok)
             tl.store(POSITION + to, position, mask=some)
             if j == n - 1:
-                # Scores computed again may differ in the last bit.
-                bound = -least.to(tl.float32, bitcast=True) * 1.00001 - 1.0e-5
+                # Scores computed again may differ in the last bit, which of large ones is not small.
+                level = tl.load(L + map_id * queries + first_row + inner, mask=ok, other=0.0)
+                bound = -least.to(tl.float32, bitcast=True) * 1.00001 - 1.0e-5 - tl.abs(level) * 4.8e-7
                 bound = tl.where(least == NO_KEY, HIDDEN / 2, bound)
                 tl.store(BOUND + map_id * rows + inner, tl.where(many, bound, NO_BOUND), mask=ok)
             maxima = tl.where(bins[:, None] == best[None, :], NO_KEY, maxima)
@@ -154,6 +155,7 @@ def top(
     q: Tensor,
     k: Tensor,
     lse: Tensor,
+    measured: Tensor,
     largest: Tensor,
     edges: Tensor,
     width: int,
@@ -171,7 +173,8 @@ def top(
 
     These are what `look` would have given with one bin: the log2 of the largest weight of a row, negated.
 
-    Arguments as in `look`; `largest` and `edges` are what it gives, `width` the most columns of a bin. `at_once` are
+    Arguments as in `look`, `measured` what `measure` found of the lse; `largest` and `edges` are what `look` gives,
+    `width` the most columns of a bin. `at_once` are
     the bytes that may be taken beside the results: rows are done in parts.
     """
     batch, heads, queries, dim = q.shape
@@ -202,11 +205,21 @@ def top(
         counters = torch.zeros(maps, bins, apart, dtype=torch.int32, device=device)
         chosen, position, bound = empty(entries), empty(entries), empty(rows, dtype=torch.float32)
         _choose[(triton.cdiv(rows, 32), maps)](
-            largest, first, stop, edges, chosen, position, bound, least, counters, heads, interval_batch, queries,
+            largest, lse2, first, stop, edges, chosen, position, bound, least, counters, heads, interval_batch, queries,
             keys, start, rows, n, n * width, BM=32, N=places, BINS=bins, APART=apart, STARTS=starts,
             INTERVALS=intervals is not None, num_warps=1,
         )  # fmt: skip
-        given = (q, k, lse2, first, stop, lse2 if slopes is None else slopes, lse2 if table is None else table, bound)
+        given = (
+            q,
+            k,
+            lse2,
+            measured,
+            first,
+            stop,
+            lse2 if slopes is None else slopes,
+            lse2 if table is None else table,
+            bound,
+        )
         steps = (*q.stride(), *k.stride(), interval_batch, *((0, 0, 0, 0) if table is None else table.stride()))
         sizes = (heads, heads // k.shape[1], queries, keys, *numbers, start, rows)
         rules = {

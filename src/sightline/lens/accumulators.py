@@ -18,14 +18,21 @@ if TYPE_CHECKING:
 
 
 class Seen(NamedTuple):
-    """One tile as the accumulators see it. `log` is the logarithm of the weights where that is known (softmax)."""
+    """One tile as the accumulators see it.
+
+    For softmax there are `shares`, which sum to 1 over the keys a row sees (they are the weights where there is no
+    sink), their logarithms `log`, about -1e30 where a cell is hidden, and `level`, by which scores are larger than
+    these. For other normalisers there are `scores`.
+    """
 
     rows: slice
     columns: slice
     weights: Tensor  # [*batch, heads, rows, columns]
-    scores: Tensor | None
-    log: Tensor | None
     visible: Tensor | None
+    scores: Tensor | None = None
+    log: Tensor | None = None
+    shares: Tensor | None = None
+    level: Tensor | None = None  # [*batch, heads, rows, 1]
 
 
 class Accumulator:
@@ -42,85 +49,129 @@ class Accumulator:
 
 
 class RowSums(Accumulator):
-    """Per row: the sum of the weights, the expected logarithm, the expected distance, the largest score."""
+    """Per row: the sum of the weights, the expected logarithm, the expected distance, the largest score.
 
-    def __init__(self, call: Call, wanted: set[str], row: Tensor | None = None) -> None:
+    Logarithms and distances are of what the keys have among each other: of the shares, which sum to 1, or of the
+    weights over the largest of them so far (`unit`), however small that is.
+    """
+
+    def __init__(self, call: Call, wanted: set[str]) -> None:
         s = call.sizes
-        self.wanted, self.call, self.row = wanted, call, row
+        self.wanted, self.call = wanted, call
         shape = (*s.batch, s.heads, s.queries)
-        softmax = call.normalizer.is_softmax
-        # Without sinks the rows of a softmax sum to 1, or to 0 where nothing is visible.
-        self.count = not softmax or call.sinks is not None
         empty = torch.zeros(shape, dtype=call.compute_dtype, device=call.device)
-        zeros = {name: empty.clone() for name in self._kept()}
-        self.sums = zeros
+        self.sums = {name: empty.clone() for name in self._kept()}
         self.largest = torch.full_like(empty, -torch.inf) if "max_score" in wanted else None
 
     def _kept(self) -> list[str]:
         kept = [name for name in ("entropy", "distance") if name in self.wanted]
-        return kept + (["total"] if self.count and (kept or "total" in self.wanted) else [])
+        over_largest = kept and not self.call.normalizer.is_softmax
+        return kept + (["mass", "unit"] if over_largest else []) + (["total"] if "total" in self.wanted else [])
 
     def add(self, tile: Seen) -> None:
-        rows, weights = tile.rows, tile.weights
+        rows = tile.rows
         if self.largest is not None:
             part = self.largest[..., rows]
-            if tile.scores is not None:
-                found = tile.scores.amax(-1)
-            else:
-                assert tile.log is not None
-                assert self.row is not None
-                found = tile.log.amax(-1) + self.row[..., rows]
-            torch.maximum(part, found, out=part)
-        if "total" in self.sums or "distance" in self.sums:
-            self._linear(tile)
-        if "entropy" in self.sums:
-            self.sums["entropy"][..., rows] += _times_log(weights, tile.log)
+            torch.maximum(part, _largest_score(tile), out=part)
+        if "total" in self.sums:
+            self.sums["total"][..., rows] += tile.weights.sum(-1)
+        if tile.shares is not None:
+            self._add(tile, tile.shares, tile.log)
+        elif "unit" in self.sums:
+            # Hidden cells have weight 0.
+            before = self.sums["unit"][..., rows]
+            unit = torch.maximum(before, tile.weights.amax(-1))
+            self._rescale(rows, unit)
+            self._add(tile, tile.weights / unit.masked_fill(unit == 0, 1.0)[..., None], None)
 
-    def _linear(self, tile: Seen) -> None:
+    def _rescale(self, rows: slice, unit: Tensor) -> None:
+        """Go on with shares of a larger weight: a share of the old one is a smaller share of the new one."""
+        sums = {name: x[..., rows] for name, x in self.sums.items()}
+        smaller = sums["unit"] / unit.masked_fill(unit == 0, 1.0)
+        if "entropy" in sums:
+            # The sum of (s w) log (s w) is s times (the sum of w log w, and log s times the sum of w).
+            sums["entropy"].add_(torch.where(smaller > 0, smaller.log(), 0.0) * sums["mass"]).mul_(smaller)
+        for name in ("mass", "distance"):
+            if name in sums:
+                sums[name].mul_(smaller)
+        sums["unit"].copy_(unit)
+
+    def _add(self, tile: Seen, shares: Tensor, log: Tensor | None) -> None:
+        if "mass" in self.sums or "distance" in self.sums:
+            self._linear(tile, shares)
+        if "entropy" in self.sums:
+            self.sums["entropy"][..., tile.rows] += _times_log(shares, log)
+
+    def _linear(self, tile: Seen, shares: Tensor) -> None:
         """Sums and distances: away from the diagonal a distance is a row's part plus a column's part, both positive."""
-        s, rows, columns, weights = self.call.sizes, tile.rows, tile.columns, tile.weights
-        place = torch.arange(rows.start, rows.stop, device=weights.device) + (s.keys - s.queries)
-        column = torch.arange(columns.start, columns.stop, device=weights.device)
-        first, last = rows.start + s.keys - s.queries, rows.stop - 1 + s.keys - s.queries
+        s, rows, columns = self.call.sizes, tile.rows, tile.columns
         if "distance" not in self.sums:
-            self.sums["total"][..., rows] += weights.sum(-1)
+            self.sums["mass"][..., rows] += shares.sum(-1)
             return
+        place = torch.arange(rows.start, rows.stop, device=shares.device) + (s.keys - s.queries)
+        column = torch.arange(columns.start, columns.stop, device=shares.device)
+        first, last = rows.start + s.keys - s.queries, rows.stop - 1 + s.keys - s.queries
         before, after = columns.stop - 1 <= first, columns.start >= last
         if not before and not after:
-            gap = (place[:, None] - column).abs().to(weights.dtype)
-            self.sums["distance"][..., rows] += (weights * gap).sum(-1)
-            if "total" in self.sums:
-                self.sums["total"][..., rows] += weights.sum(-1)
+            gap = (place[:, None] - column).abs().to(shares.dtype)
+            self.sums["distance"][..., rows] += (shares * gap).sum(-1)
+            if "mass" in self.sums:
+                self.sums["mass"][..., rows] += shares.sum(-1)
             return
         inner = (columns.stop - 1 - column) if before else (column - columns.start)
         outer = (place - (columns.stop - 1)) if before else (columns.start - place)
-        basis = torch.stack([torch.ones_like(inner), inner], -1).to(weights.dtype)
-        both = weights @ basis
-        self.sums["distance"][..., rows] += both[..., 0] * outer.to(weights.dtype) + both[..., 1]
-        if "total" in self.sums:
-            self.sums["total"][..., rows] += both[..., 0]
+        basis = torch.stack([torch.ones_like(inner), inner], -1).to(shares.dtype)
+        both = shares @ basis
+        self.sums["distance"][..., rows] += both[..., 0] * outer.to(shares.dtype) + both[..., 1]
+        if "mass" in self.sums:
+            self.sums["mass"][..., rows] += both[..., 0]
+
+    def join(self, other: RowSums, rows: slice) -> None:
+        """Add what another one found of other columns of some rows."""
+        mine, theirs = ({name: x[..., rows] for name, x in part.sums.items()} for part in (self, other))
+        if "unit" in mine:
+            unit = torch.maximum(mine["unit"], theirs["unit"].to(mine["unit"].dtype))
+            self._rescale(rows, unit)
+            other._rescale(rows, unit.to(theirs["unit"].dtype))
+        for name in mine.keys() - {"unit"}:
+            mine[name] += theirs[name]
+        if self.largest is not None and other.largest is not None:
+            part = self.largest[..., rows]
+            torch.maximum(part, other.largest[..., rows], out=part)
 
     def result(self) -> dict[str, Tensor]:
         return finish_rows(dict(self.sums), self.largest)
 
 
 def finish_rows(found: dict[str, Tensor], largest: Tensor | None) -> dict[str, Tensor]:
-    """Row statistics from sums of w log w (`entropy`), of w |i - j| (`distance`) and, if rows do not sum to 1, of w."""
-    total = found.get("total")
-    if total is not None:
-        some = total.clamp_min(torch.finfo(total.dtype).tiny)
-    if "distance" in found and total is not None:
-        found["distance"] = torch.where(total > 0, found["distance"] / some, 0.0)
+    """Row statistics from sums over shares w, of w log w (`entropy`), of w |i - j| (`distance`).
+
+    If shares need not sum to 1 their sum is `mass`, and they are divided by it.
+    """
+    mass = found.pop("mass", None)
+    found.pop("unit", None)
+    if mass is not None:
+        some = mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    if "distance" in found and mass is not None:
+        found["distance"] = torch.where(mass > 0, found["distance"] / some, 0.0)
     if "entropy" in found:
-        # Entropy of the weights divided by their sum: log(sum) - (sum of w log w) / sum.
+        # Entropy of the shares divided by their sum: log(sum) - (sum of w log w) / sum.
         spread = -found["entropy"]
-        if total is not None:
-            spread = torch.where(total > 0, some.log() + spread / some, 0.0)
+        if mass is not None:
+            spread = torch.where(mass > 0, some.log() + spread / some, 0.0)
         found["entropy"] = spread.clamp_min(0.0)
     if largest is not None:
-        # A tile of softmax shows scores less their row's lse, and about -1e30 where a cell is hidden.
-        found["max_score"] = largest.masked_fill(largest <= -1e29, -torch.inf)
+        found["max_score"] = largest
     return found
+
+
+def _largest_score(tile: Seen) -> Tensor:
+    if tile.scores is not None:
+        return tile.scores.amax(-1)
+    assert tile.log is not None
+    assert tile.level is not None
+    found = tile.log.amax(-1)
+    return torch.where(found <= -1e29, -torch.inf, found + tile.level[..., 0])
 
 
 class Received(Accumulator):

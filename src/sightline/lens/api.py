@@ -10,6 +10,7 @@ from sightline.attention.call import make_call
 from sightline.lens.requests import parse
 from sightline.lens.rows import output_and_rows, rows_only
 from sightline.lens.sight import Sight
+from sightline.lens.unchanged import that_counts
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -93,4 +94,4 @@ def _detached(call: Call) -> Call:
     bias = call.bias.detach() if isinstance(call.bias, torch.Tensor) else call.bias
     sinks = None if call.sinks is None else call.sinks.detach()
     q, k = call.q.detach(), call.k.detach()
-    return call.replace(q=q, k=k, v=k, bias=bias, sinks=sinks, dropout=0.0)
+    return that_counts(call.replace(q=q, k=k, v=k, bias=bias, sinks=sinks, dropout=0.0))

@@ -75,6 +75,10 @@ class Band:
         """The band's rows of something that has one entry for each row of the map."""
         return x.narrow(0, self.start, self.stop - self.start) if self.in_order else x[self.order]
 
+    def put(self, x: Tensor, rows: Tensor) -> None:
+        """Write the band's rows into such a thing."""
+        x[self.order] = rows
+
 
 def bands(rows: slice, height: int, axes: list[Axis], dtype: torch.dtype) -> list[Band]:
     """Bands of at most `height` rows; the first axis says where they begin and in which order rows are taken."""

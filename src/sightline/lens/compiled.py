@@ -27,8 +27,8 @@ _LINES = ("largest", "entropy", "distance", "total")
 class CompiledSums:
     """The sums of a band of rows that stand at some places."""
 
-    def __init__(self, kernel: Kernel, wanted: Sequence[str], places: np.ndarray) -> None:
-        self._kernel, self._places, self._rows = kernel, places, bool(wanted)
+    def __init__(self, kernel: Kernel, wanted: Sequence[str], places: np.ndarray, factor: Tensor | None) -> None:
+        self._kernel, self._places, self._rows, self._factor = kernel, places, bool(wanted), factor
         self._found = np.empty((len(_LINES), len(places)), np.float32)
         self._held: list[np.ndarray | Tensor] = [self._found]  # memory that the kernel is told the address of
 
@@ -57,6 +57,7 @@ class CompiledSums:
             self._kernel, self._address(tile.logs), height, width, first, stop,
             self._address((self._places - left).astype(np.float32)), self._address(self._found) if self._rows else None,
             height, pixels, following, each, self._address(tile.weights) if keep else None,
+            None if self._factor is None else self._address(self._factor),
         )  # fmt: skip
 
     def _address(self, x: np.ndarray | Tensor) -> int:

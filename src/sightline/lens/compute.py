@@ -16,6 +16,7 @@ from sightline.lens.walk import walk
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
+    from sightline.lens.levels import Levels
 
 
 class Weighted:
@@ -35,14 +36,15 @@ class Job(NamedTuple):
     pictures: list[Picture]
 
 
-def compute(call: Call, row: Tensor, requests: list[Request | Weighted]) -> dict[Any, Any]:
+def compute(levels: Levels, requests: list[Request | Weighted]) -> dict[Any, Any]:
     """The results of all requests, by one pass over the map."""
+    call = levels.call
     if torch.is_autocast_enabled(call.device.type):
         with torch.autocast(call.device.type, enabled=False):
-            return compute(call, row, requests)
+            return compute(levels, requests)
     with torch.no_grad():
         job = _plan(call, requests)
-        found, grids = _pass(call, row, job)
+        found, grids = _pass(levels, job)
         return _with_pictures(call, job, found, grids)
 
 
@@ -57,20 +59,22 @@ def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tupl
     return found
 
 
-def _pass(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
-    if on_gpu.can(call):
-        both = on_gpu.run(call, row, job)
+def _pass(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    call = levels.call
+    # The kernels add a bias before they scale: what is left of scores beside -1e9 would be another rounding's.
+    if on_gpu.can(call) and not (isinstance(call.bias, Tensor) and levels.coarse):
+        both = on_gpu.run(levels, job)
         if both is not None:
             found, grids = both
             tops = [top for top in job.tops if top not in found]
             if tops:
-                found |= _by_walk(call, row, Job(set(), [], tops, {}, []))[0]
+                found |= _by_walk(levels, Job(set(), [], tops, {}, []))[0]
             return found, grids
-    if on_cpu.can(call):
-        both = on_cpu.run(call, row, job, *_rectangle(call, job))
+    if on_cpu.can(call) and not levels.coarse:
+        both = on_cpu.run(levels, job, *_rectangle(call, job))
         if both is not None:
             return both
-    return _by_walk(call, row, job)
+    return _by_walk(levels, job)
 
 
 def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
@@ -102,17 +106,18 @@ def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
     return job
 
 
-def _by_walk(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+def _by_walk(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    call = levels.call
     parts: dict[Any, Accumulator] = {}
     if job.rows:
-        parts["rows"] = RowSums(call, job.rows, row)
+        parts["rows"] = RowSums(call, job.rows)
     for request in job.received:
         parts[request] = Received(call, request.weights if isinstance(request, Weighted) else None)
     for top in job.tops:
         parts[top] = Strongest(call, top.n)
     for key, (vertical, horizontal) in job.grids.items():
         parts[key] = Pixels(call, vertical, horizontal, largest=key[-1])
-    walk(call, row, list(parts.values()), *_rectangle(call, job), align=_alignment(job))
+    walk(levels, list(parts.values()), *_rectangle(call, job), align=_alignment(job))
     found: dict[Any, Any] = {}
     grids = {key: parts.pop(key).result() for key in job.grids}
     for key, part in parts.items():

@@ -18,6 +18,7 @@ from torch import Tensor
 from sightline.lens.accumulators import finish_rows
 from sightline.lens.bands import Band, bands
 from sightline.lens.columns import ColumnPool
+from sightline.lens.levels import level_of
 from sightline.lens.memory import zeros
 from sightline.lens.pictures import means_of
 from sightline.lens.row_sums import Scales
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sightline.kernels.cpu_tile import Kernel
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
+    from sightline.lens.levels import Levels
 
 # Cells of a map below which the walk, which takes all maps of a batch at once, is faster.
 _SMALL = 1 << 16
@@ -57,14 +59,14 @@ def can(call: Call) -> bool:
     )
 
 
-def run(
-    call: Call, row: Tensor, job: Job, rows: slice, columns: slice
-) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
+def run(levels: Levels, job: Job, rows: slice, columns: slice) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
     """The results of a job over a rectangle of the map, or None if a row may see more than one stretch of keys."""
+    call, row = levels.call, levels.row
     s, dtype = call.sizes, call.compute_dtype
     seen = stretches(call)
     if seen is None:
         return None
+    whole_rows = columns == slice(0, s.keys)
     seen = seen.clip(columns)
     maps = math.prod(s.batch) * s.heads
     kernel = _kernel(call)
@@ -81,6 +83,9 @@ def run(
     plan = Plan(
         call=call,
         level=_level(row, maps),
+        rest=_rest(levels, rows, maps, whole_rows),
+        measures=whole_rows,
+        factor=None if levels.taken is None else levels.taken.neg().exp().reshape(maps, -1, 1),
         seen=seen,
         limits=Limits.of(seen, s.keys, dtype),
         order=None if all(band.in_order for band in cut) else order,
@@ -90,7 +95,7 @@ def run(
         width=min(width, columns.stop - columns.start),
         rows={
             name: np.full((maps, s.queries), -np.inf if name == "largest" else 0.0, dtype=_numpy(dtype))
-            for name in _row_sums(call, job)
+            for name in _row_sums(job)
         },
         tops=[_nothing(maps, s.queries, top.n, dtype) for top in job.tops],
         by_query=by_query,
@@ -107,7 +112,10 @@ def run(
     received = [zeros(maps, len(parts), s.keys, dtype=dtype) for _ in requests]
     grids = [zeros(maps, vertical.bins, horizontal.bins, dtype=dtype) for vertical, horizontal in axes]
     _sweep(plan, parts, received, grids)
-    found: dict[Any, Any] = dict(_rows(plan, row))
+    if plan.rest is not None and whole_rows:
+        plan.rest.nan_to_num_(nan=0.0)
+        levels.put(rows, plan.rest.view(row.shape)[..., rows] * _LN_2)
+    found: dict[Any, Any] = dict(_rows(plan, levels))
     found |= {top: (_in_order(k, plan), _in_order(w, plan)) for top, (k, w) in zip(job.tops, plan.tops, strict=True)}
     found |= {request: x.sum(1) for request, x in zip(requests, received, strict=True)}
 
@@ -183,11 +191,9 @@ def _is_whole(axes: tuple[Axis, Axis], call: Call) -> bool:
     return all(a.start == 0 and a.stop == n for a, n in zip(axes, (call.sizes.queries, call.sizes.keys), strict=True))
 
 
-def _row_sums(call: Call, job: Job) -> list[str]:
-    """What is summed for each row. Without sinks the weights of a row sum to 1, or to 0 where nothing is visible."""
-    names: list[str] = [name for name in ("entropy", "distance") if name in job.rows]
-    if "total" in job.rows or (names and call.sinks is not None):
-        names.append("total")
+def _row_sums(job: Job) -> list[str]:
+    """What is summed for each row."""
+    names: list[str] = [name for name in ("entropy", "distance", "total") if name in job.rows]
     return names + (["largest"] if "max_score" in job.rows else [])
 
 
@@ -198,15 +204,35 @@ def _level(lse: Tensor, maps: int) -> Tensor:
     return level.masked_fill_(level == torch.inf, 0.0)
 
 
-def _rows(plan: Plan, lse: Tensor) -> dict[str, Tensor]:
+def _rest(levels: Levels, rows: slice, maps: int, whole_rows: bool) -> Tensor | None:
+    """What is to be taken from logarithms beside the level, base 2: `[maps, queries, 1]`; None if there is nothing.
+
+    Of whole rows NaN stands for what is to be measured.
+    """
+    if not levels.any(rows):
+        return None
+    if whole_rows:
+        found = torch.zeros_like(levels.row).masked_fill_(levels.large, torch.nan)
+    else:
+        found = torch.zeros_like(levels.row)
+        found[..., rows] = levels.rest(rows) * _LOG2_E
+    return found.reshape(maps, -1, 1)
+
+
+def _rows(plan: Plan, levels: Levels) -> dict[str, Tensor]:
     """The row statistics, from logarithms of base 2 to natural ones."""
     sums = {name: _in_order(torch.from_numpy(found), plan) for name, found in plan.rows.items()}
     if "entropy" in sums:
         sums["entropy"] *= _LN_2
     largest = sums.pop("largest", None)
     if largest is not None:
-        lse = lse.reshape(largest.shape)
-        largest = largest.mul_(_LN_2).add_(lse.masked_fill(lse == -torch.inf, 0.0))
+        hidden = largest <= -1e29
+        largest.mul_(_LN_2).add_(level_of(levels.row).reshape(largest.shape))
+        if plan.rest is not None:
+            largest.add_(plan.rest.view(largest.shape), alpha=_LN_2)
+        largest.masked_fill_(hidden, -torch.inf)
+    if "total" in sums and plan.factor is not None:
+        sums["total"].mul_(plan.factor.view(sums["total"].shape))
     return finish_rows(sums, largest)
 
 

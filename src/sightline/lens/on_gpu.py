@@ -17,8 +17,10 @@ from sightline.positions import Alibi
 if TYPE_CHECKING:
     from sightline.attention.call import Call
     from sightline.kernels.layout import Slots, Tiling
+    from sightline.kernels.measure import Measured
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
+    from sightline.lens.levels import Levels
     from sightline.masks import Mask
     from sightline.shapes import Sizes
 
@@ -70,7 +72,7 @@ def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
     return ([], [mask]) if is_table else ([mask], [])
 
 
-def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
+def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
     """The results of a job by the kernels, or None if the mask turns out not to be one stretch of keys per row.
 
     The strongest keys may be missing from them: their kernels do not do every call.
@@ -79,19 +81,13 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     from sightline.kernels.rows import max_scores
     from sightline.kernels.top import MOST, top
 
-    s = call.sizes
-    masked = _masks(call)
-    if masked is None:
+    call, s = levels.call, levels.call.sizes
+    options = _options(call)
+    if options is None:
         return None
-    options: dict[str, Any] = {
-        **masked,
-        "scale": call.scale,
-        "softcap": call.softcap,
-        "slopes": call.bias.slopes.to(call.device) if isinstance(call.bias, Alibi) else None,
-        "bias": _four_axes(call.bias, call) if isinstance(call.bias, Tensor) else None,
-    }
-    q, k = (t if t.dim() == 4 else t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k))
-    lse = row if row.dim() == 3 else row.reshape(-1, s.heads, s.queries)
+    q, k, lse = _as_kernels_take(levels)
+    measured = _measured(levels, options)
+    factors = None if levels.taken is None else levels.taken.neg().exp().reshape(lse.shape).contiguous()
 
     def shaped(x: Tensor) -> Tensor:
         return x if len(s.batch) == 1 else x.reshape(*s.batch, *x.shape[1:])
@@ -99,8 +95,6 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     found: dict[Any, Any] = {}
     grids: dict[tuple, Tensor] = {}
     want = set(job.rows)
-    if call.sinks is not None and want & {"entropy", "distance"}:
-        want.add("total")
     if "received" in job.received:
         want.add("received")
     tops = [] if isinstance(call.bias, Tensor) else [request for request in job.tops if request.n <= MOST]
@@ -114,8 +108,8 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
     width = s.keys
     for go in _goes(*shape, frozenset(want), max((request.n for request in tops), default=0), pixels):
         result = look(
-            q, k, lse, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen, bins=go.bins,
-            pixel_unit=go.unit, **options,
+            q, k, lse, measured, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen,
+            bins=go.bins, pixel_unit=go.unit, factors=factors, **options,
         )  # fmt: skip
         if "largest" in result:
             largest, edges, width = result["largest"], result["bin_edges"], go.width
@@ -131,17 +125,60 @@ def run(call: Call, row: Tensor, job: Job) -> tuple[dict[Any, Any], dict[tuple, 
             weights = request.weights.reshape(-1, s.heads, s.queries)  # type: ignore[union-attr]
             go = _goes(*shape, frozenset({"received"}), 0, ())[0]
             part = look(
-                q, k, lse, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen,
-                weights=weights, **options,
+                q, k, lse, measured, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen,
+                weights=weights, factors=factors, **options,
             )  # fmt: skip
             found[request] = shaped(part["received"])
     for request in tops:
         rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table", "starts")}
-        keys, weights, least = top(q, k, lse, largest, edges, width, request.n, **rules)
+        keys, weights, least = top(q, k, lse, measured.rest, largest, edges, width, request.n, **rules)
+        if factors is not None:
+            weights *= factors[..., None]
         found[request] = shaped(keys), shaped(weights)
         if "max_score" in job.rows and "max_score" not in found:
-            found["max_score"] = shaped(max_scores(lse, least))
+            found["max_score"] = shaped(max_scores(lse, measured.rest, least))
+    if "total" in found and factors is not None:
+        found["total"] = found["total"] * shaped(factors)
     return found, grids
+
+
+def rest(levels: Levels) -> Tensor:
+    """What the lse of each row lacks, as the kernels measure it, natural logarithm, `[*batch, heads, queries]`."""
+    options = _options(levels.call)
+    if options is None:
+        return levels.rest(slice(0, levels.call.sizes.queries))
+    return _measured(levels, options).rest.view(levels.row.shape) * math.log(2)
+
+
+def _measured(levels: Levels, options: dict[str, Any]) -> Measured:
+    """What `measure` finds of the rows of a call, once."""
+    if levels.on_gpu is None:
+        from sightline.kernels.measure import measure
+
+        levels.on_gpu = measure(*_as_kernels_take(levels), levels.limit, **options)
+    return levels.on_gpu
+
+
+def _as_kernels_take(levels: Levels) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and lse with one batch axis."""
+    call, row = levels.call, levels.row
+    q, k = (t if t.dim() == 4 else t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k))
+    lse = row if row.dim() == 3 else row.reshape(-1, *row.shape[-2:])
+    return q, k, lse.contiguous()
+
+
+def _options(call: Call) -> dict[str, Any] | None:
+    """What a call asks of the kernels beside its tensors, or None if its mask is more than they know."""
+    masked = _masks(call)
+    if masked is None:
+        return None
+    return {
+        **masked,
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "slopes": call.bias.slopes.to(call.device) if isinstance(call.bias, Alibi) else None,
+        "bias": _four_axes(call.bias, call) if isinstance(call.bias, Tensor) else None,
+    }
 
 
 class _Go(NamedTuple):

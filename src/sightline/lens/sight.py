@@ -16,8 +16,10 @@ from sightline.attention.tiles import Columns, scaled_rows
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.lens import geometry, store
 from sightline.lens.compute import Weighted, compute
+from sightline.lens.levels import Levels
 from sightline.lens.limits import require
 from sightline.lens.requests import Picture, Request, Top, parse
+from sightline.lens.unchanged import Unchanged
 from sightline.lens.walk import see
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class TopKeys(NamedTuple):
 class Sight:
     """What an attention call attended to: any statistic, any tile, any picture of its map, computed when asked for.
 
-    Made by `sl.observe` and `sl.look`.
+    Made by `sl.observe` and `sl.look`. It is a photograph: if q, k, the mask or the bias are changed in place
+    afterwards, what was computed stays, and what was not is refused. (Changes through `.data` or numpy go unnoticed.)
 
     >>> import sightline as sl
     >>> q, k = torch.randn(2, 8, 100, 64), torch.randn(2, 8, 120, 64)
@@ -58,8 +61,23 @@ class Sight:
     """
 
     def __init__(self, call: Call, row: Tensor, flat: bool = False) -> None:
-        self._call, self._row, self._flat = call, row, flat
+        self._levels, self._flat, self._unchanged = Levels(call, row), flat, Unchanged(call, row)
         self._kept: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, levels: Levels) -> Sight:
+        """A sight of rows that may have been measured already."""
+        sight = Sight(levels.call, levels.row)
+        sight._levels = levels
+        return sight
+
+    @property
+    def _call(self) -> Call:
+        return self._levels.call
+
+    @property
+    def _row(self) -> Tensor:
+        return self._levels.row
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,7 +102,12 @@ class Sight:
                     hint="sight.total is the sum of each row's weights",
                 )
             )
-        return self._shaped(self._row)
+        taken = self._levels.taken
+        if taken is None:
+            return self._shaped(self._row.clone())  # a copy: weights are computed from it
+        # Of a row that sees no key the sink is all there is.
+        sinks = self._call.sinks[..., None].to(self._row.dtype)  # type: ignore[index]
+        return self._shaped(torch.where(self._row == -torch.inf, sinks, self._row + taken))
 
     @property
     def entropy(self) -> Float[Tensor, "*batch heads queries"]:
@@ -103,17 +126,18 @@ class Sight:
 
     @property
     def total(self) -> Float[Tensor, "*batch heads queries"]:
-        """The sum of each row's weights: 1 for softmax, less with sinks, 0 for an empty row."""
-        call = self._call
-        if call.normalizer.is_softmax:
-            seen = torch.where(self._row == -torch.inf, 0.0, torch.ones_like(self._row))
-            return self._shaped(seen if call.sinks is None else seen - self._sink())
+        """The sum of each row's weights: about 1 for softmax, less with sinks, 0 for an empty row.
+
+        It is added up; where q and k were not kept, nor this sum, a softmax has the sum of its definition.
+        """
+        if self._call.q is None and "total" not in self._kept and self._call.normalizer.is_softmax:
+            return self._shaped(self._due())
         return self._shaped(self._get("total"))
 
     @property
     def sink_share(self) -> Float[Tensor, "*batch heads queries"]:
         """How much of each row's weight went to the sink; 0 without sinks."""
-        return self._shaped(torch.zeros_like(self._row) if self._call.sinks is None else self._sink())
+        return self._shaped(self._sink())
 
     def received(
         self, weights: Float[Tensor, "*batch heads queries"] | None = None
@@ -180,7 +204,7 @@ class Sight:
         )
         with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
             q_rows = scaled_rows(call, band)
-            return self._shaped(see(call, self._row, q_rows, band, Columns(span, call.mask is not None)).weights)
+            return self._shaped(see(self._levels, q_rows, band, Columns(span, call.mask is not None)).weights)
 
     def picture(
         self,
@@ -220,8 +244,8 @@ class Sight:
         missing: list[Request | Weighted] = []
         for stat in parse(stats):
             request = self._resolved(stat) if isinstance(stat, Picture) else stat
-            if request == "lse" or (request == "total" and self._call.normalizer.is_softmax):
-                getattr(self, request)  # known already, or an error
+            if request == "lse":
+                _ = self.lse  # known already, or an error
             elif request not in self._kept and request not in missing:
                 missing.append(request)
         if missing:
@@ -233,6 +257,7 @@ class Sight:
 
         The file appears whole or not at all.
         """
+        self._unchanged.check()
         store.save(self, Path(path), keep_qk)
 
     @staticmethod
@@ -279,7 +304,8 @@ class Sight:
         return self._kept[request]
 
     def _compute(self, requests: list[Request | Weighted]) -> dict[Any, Any]:
-        return compute(self._readable("this statistic"), self._row, requests)
+        self._readable("this statistic")
+        return compute(self._levels, requests)
 
     def _readable(self, what: str) -> Call:
         if self._call.q is None:
@@ -291,13 +317,21 @@ class Sight:
                     hint="save with keep_qk=True, or prepare(…) it before saving",
                 )
             )
+        self._unchanged.check()
         return self._call
 
     def _sink(self) -> Tensor:
-        assert self._call.sinks is not None
-        # A row that sees neither key nor sink has lse -inf.
-        row = self._row.masked_fill(self._row == -torch.inf, 0.0)
-        return (self._call.sinks[..., None].to(row.dtype) - row).exp()
+        taken, sinks = self._levels.taken, self._call.sinks
+        if taken is None or sinks is None:
+            return torch.zeros_like(self._row)
+        alone = (sinks[..., None] > -torch.inf).to(self._row.dtype)
+        return torch.where(self._row == -torch.inf, alone, -torch.expm1(-taken))
+
+    def _due(self) -> Tensor:
+        """What each row's weights sum to by their definition (softmax) or as they were added up, for any shape."""
+        if not self._call.normalizer.is_softmax:
+            return self._get("total")
+        return torch.where(self._row == -torch.inf, 0.0, 1 - self._sink())
 
     def _shaped(self, x: Tensor) -> Tensor:
         return x[0] if self._flat else x

@@ -50,6 +50,7 @@ class Buffers:
         # For each picture a strip: rows of pixels, one column for each cell.
         self.block = Block(sum(sizes), plan.scales.rising.dtype)
         self.logs, self.weights, *self.strips = self.block.numbers.split(sizes)
+        self.factor = None if plan.factor is None else plan.factor.new_ones(plan.height, 1)
         for columns, strip in zip(plan.columns, self.strips, strict=True):
             columns.clear(strip)
         tiles = 0 if plan.kernel else -(-plan.call.sizes.keys // plan.width)
@@ -105,13 +106,14 @@ class Program:
             for i, pool in enumerate(band.pools)
             if pool is not None and plan.columns[i].touches(self.low, self.high)
         }
+        self.factor = None if buffers.factor is None else buffers.factor[: band.stop - band.start]
         offset = plan.call.sizes.keys - plan.call.sizes.queries
         places = plan.places[band.start - plan.start : band.stop - plan.start]
         self.sums: BandSums | CompiledSums
         if plan.kernel is None:
             self.sums = BandSums(buffers.sums, places, band.start + offset, band.stop - 1 + offset)
         else:
-            self.sums = CompiledSums(plan.kernel, list(plan.rows), places)
+            self.sums = CompiledSums(plan.kernel, list(plan.rows), places, self.factor)
         self.strides: list[Stride] = []
         for n, (left, right) in enumerate(cuts):
             tile = buffers.tile(band.stop - band.start, right - left)
@@ -130,10 +132,13 @@ class Program:
 
     def _steps(self, sums: BandSums, tile: Tile, n: int, left: int, right: int) -> list[Step]:
         """What is done with the n-th tile by torch's operations."""
-        steps: list[Step] = [partial(torch.exp2, tile.logs, out=tile.weights)]
+        steps: list[Step] = [partial(torch.exp2, tile.logs, out=tile.weights), *sums.steps(tile, left, right)]
+        if self.factor is not None:
+            # What rows have among their keys is done; from here on it is what the sinks have left of it.
+            steps.append(partial(torch.mul, tile.weights, self.factor, out=tile.weights))
         for strip in self.strips.values():
             steps += strip.steps(n, left, tile.weights)
-        return steps + sums.steps(tile, left, right)
+        return steps
 
     def _compiled_steps(
         self, plan: Plan, sums: CompiledSums, tile: Tile, n: int, left: int, seen: tuple[np.ndarray, np.ndarray] | None
@@ -163,6 +168,9 @@ class Plan:
 
     call: Call
     level: Tensor  # what makes logarithms of weights, base 2, of scores: [maps, queries, 1]
+    rest: Tensor | None  # what is to be taken away beside it
+    measures: bool  # where it is NaN it is measured
+    factor: Tensor | None  # what sinks leave of each row's weights, [maps, queries, 1]
     seen: Stretches
     limits: Limits
     order: Tensor | None  # the numbers of the rows; None if they follow each other
@@ -253,9 +261,14 @@ class Sweep:
         tops = [Best(height, weights.shape[-1], weights.dtype) for _, weights in plan.tops]
         weighted = [None if x is None else band.of(x[self.at]) for x in plan.by_query]
         totals = list(zip(weighted, self.received, strict=True))[int(plan.strip_gives_received) :]
+        if program.factor is not None and plan.factor is not None:
+            program.factor.copy_(band.of(plan.factor[self.index]))
+        rest = self._rest(band, program, q, level, keys)
         program.sums.begin()
         for (left, right, tile, shades, hiding, steps), part in zip(program.strides, keys, strict=True):
             self._score(q, level, part, tile.logs)
+            if rest is not None:
+                tile.logs.sub_(rest)
             if shades and (hiding is None or not self._finite()):
                 for shade in shades:
                     shade.hide(tile.logs, tile.weights, self._finite())
@@ -274,6 +287,26 @@ class Sweep:
             for top in tops:
                 top.add(tile.weights, left)
         self._finish(band, program, tops)
+
+    def _rest(self, band: Band, program: Program, q: Tensor, level: Tensor, keys: tuple[Tensor, ...]) -> Tensor | None:
+        """What rows of a band lack beside their level, base 2, `[rows, 1]`; measured by the tiles that follow."""
+        if self.plan.rest is None:
+            return None
+        rest = band.of(self.plan.rest[self.index])
+        unknown = rest.isnan()
+        if not self.plan.measures or not bool(unknown.any()):
+            return rest if bool(rest.any()) else None
+        total = torch.zeros_like(rest)
+        for (_, _, tile, shades, *_), part in zip(program.strides, keys, strict=True):
+            self._score(q, level, part, tile.logs)
+            for shade in shades:
+                shade.hide(tile.logs, tile.weights, self._finite())
+            torch.exp2(tile.logs, out=tile.weights)
+            total += tile.weights.sum(1, keepdim=True)
+        found = total.log2()
+        rest = torch.where(unknown & found.isfinite(), found, 0.0)
+        band.put(self.plan.rest[self.index], rest)
+        return rest
 
     def _finite(self) -> bool:
         """Whether there is no inf and no NaN in q and k, which would stay in their sums."""

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from sightline.attention.tiles import Columns, scaled_rows, score_tile
 from sightline.lens.accumulators import Accumulator, Seen
+from sightline.lens.levels import level_of
 from sightline.masks import EMPTY, FULL, edges, spans
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from sightline.attention.call import Call
+    from sightline.lens.levels import Levels
 
 # Scores of one step over all heads, so that a tile and what is made of it stay in the cache.
 _CELLS = 1 << 19
@@ -24,8 +24,7 @@ _LEAST = -1e30
 
 
 def walk(
-    call: Call,
-    row: Float[Tensor, "*batch heads queries"],
+    levels: Levels,
     accumulators: Sequence[Accumulator],
     rows: slice | None = None,
     columns: slice | None = None,
@@ -33,9 +32,9 @@ def walk(
 ) -> None:
     """Show every tile of a rectangle of the map that is not empty to every accumulator.
 
-    `row` holds the one number per row that the weights need; `align` asks for tiles that hold whole pixels.
+    `align` asks for tiles that hold whole pixels.
     """
-    s = call.sizes
+    call, s = levels.call, levels.call.sizes
     rows, columns = rows or slice(0, s.queries), columns or slice(0, s.keys)
     height, width = _tile_size(call, align)
     row_edges = edges(rows.stop - rows.start, height) + rows.start
@@ -45,28 +44,44 @@ def walk(
         kinds = call.mask.kinds(row_edges, column_edges, s.queries, s.keys).tolist()
     for i, band in enumerate(spans(row_edges)):
         q_rows = scaled_rows(call, band)
-        for j, span in enumerate(spans(column_edges)):
-            kind = FULL if kinds is None else kinds[i][j]
-            if kind != EMPTY:
-                tile = see(call, row, q_rows, band, Columns(span, kind != FULL))
-                for accumulator in accumulators:
-                    accumulator.add(tile)
+        tiles = [
+            Columns(span, kinds is not None and kinds[i][j] != FULL)
+            for j, span in enumerate(spans(column_edges))
+            if kinds is None or kinds[i][j] != EMPTY
+        ]
+        if columns == slice(0, s.keys) and levels.any(band):
+            # By the same tiles: a matrix product rounds by its shape.
+            levels.put(band, levels.measure(q_rows, band, tiles))
+        for tile in tiles:
+            seen = see(levels, q_rows, band, tile)
+            for accumulator in accumulators:
+                accumulator.add(seen)
 
 
-def see(call: Call, row: Tensor, q_rows: Tensor, rows: slice, columns: Columns) -> Seen:
+def see(levels: Levels, q_rows: Tensor, rows: slice, columns: Columns) -> Seen:
     """The weights of one tile."""
+    call = levels.call
     tile = score_tile(call, q_rows, rows, columns)
-    number = row[..., rows, None]
+    number = levels.row[..., rows, None]
     if not call.normalizer.is_softmax:
         weights = call.normalizer.weights(tile.scores, number, tile.visible)
-        return Seen(rows, columns.span, weights, tile.scores, None, tile.visible)
+        return Seen(rows, columns.span, weights, tile.visible, scores=tile.scores)
     # The scores are this tile's own: they become the logarithms in place.
-    log = tile.scores.sub_(number.masked_fill(number == -torch.inf, 0.0))
-    weights = log.exp()
+    level = level_of(number)
+    log = tile.scores.sub_(level)
+    if levels.any(rows):
+        whole = columns.span == slice(0, call.sizes.keys)
+        rest = (levels.own_rest(log, rows) if whole else levels.rest(rows))[..., None]
+        log.sub_(rest)
+        level = level + rest
+    shares = log.exp()
     if columns.mixed or call.bias is not None:
         # In sums of w log w a hidden cell is 0 times a large number, not 0 times -inf.
         log.clamp_min_(_LEAST)
-    return Seen(rows, columns.span, weights, None, log, tile.visible)
+    weights, taken = shares, levels.taken
+    if taken is not None:
+        weights = shares * taken[..., rows, None].neg().exp()
+    return Seen(rows, columns.span, weights, tile.visible, log=log, shares=shares, level=level)
 
 
 def _tile_size(call: Call, align: tuple[int, int]) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from sightline.lens import Picture, Sight, Top
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
 from sightline.lens.geometry import Axis
 from sightline.lens.html import cell_for
+from sightline.lens.levels import Levels
 from sightline.lens.requests import ROW_STATS, parse
 from sightline.lens.walk import see, walk
 from sightline.masks import Band, Mask
@@ -102,19 +103,19 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
     """Every statistic of one call, by name, on the device of the call."""
     with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
         found = {"row": row}
-        s = call.sizes
+        levels, s = Levels(call, row), call.sizes
         cells = s.batch[0] * s.heads * s.queries * s.keys
         rows = list(wanted.rows)
         cross = place.query_position < 0
         if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call.mask, s.queries):
             rows.append("distance")
         if cells <= _WHOLE:
-            weights = _whole(call, row, rows, wanted, place, found)
+            weights = _whole(levels, rows, wanted, place, found)
         else:
             weights = None
-            _by_tiles(call, row, rows, wanted, place, found)
+            _by_tiles(levels, rows, wanted, place, found)
         if wanted.shares:
-            found.update(shares(call, row, place, weights))
+            found.update(shares(levels, place, weights))
         return found
 
 
@@ -123,34 +124,32 @@ def distance_is_known(mask: Mask | None, queries: int) -> bool:
     return queries == 1 or (isinstance(mask, Band) and mask.right is not None and mask.right <= 0)
 
 
-def _whole(
-    call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]
-) -> Tensor | None:
-    s = call.sizes
-    parts = _accumulators(call, row, rows, wanted, place)
+def _whole(levels: Levels, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> Tensor | None:
+    call, s = levels.call, levels.call.sizes
+    parts = _accumulators(call, rows, wanted, place)
     weights = None
     if s.queries and s.keys:
         band, span = slice(0, s.queries), slice(0, s.keys)
-        tile = see(call, row, scaled_rows(call, band), band, Columns(span, call.mask is not None))
+        tile = see(levels, scaled_rows(call, band), band, Columns(span, call.mask is not None))
         for part in parts.values():
             part.add(tile)
         weights = tile.weights
     _collect(parts, found)
     if wanted.pictures:
-        _pictures(call, row, wanted, found)
+        _pictures(levels, wanted, found)
     return weights
 
 
-def _by_tiles(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> None:
+def _by_tiles(levels: Levels, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> None:
     cell = place.cell
     if place.row % cell[0] or place.first_key % cell[1]:
         # Bins that begin inside a call: the lens has no name for such pictures, its walk has.
-        parts = _accumulators(call, row, rows, wanted, place)
+        parts = _accumulators(levels.call, rows, wanted, place)
         if parts:
-            walk(call, row, list(parts.values()))
+            walk(levels, list(parts.values()))
         _collect(parts, found)
         if wanted.pictures:
-            _pictures(call, row, wanted, found)
+            _pictures(levels, wanted, found)
         return
     overview = {reduce: Picture(cell=cell, reduce=reduce) for reduce in wanted.overview}
     requests: list[Request] = [
@@ -160,7 +159,7 @@ def _by_tiles(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: P
         *wanted.pictures,
         *overview.values(),
     ]
-    sight = Sight(call, row).prepare(*requests)
+    sight = Sight.of(levels).prepare(*requests)
     for name in rows:
         found[name] = sight._kept[name]
     if wanted.received:
@@ -173,17 +172,17 @@ def _by_tiles(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: P
         found[f"overview.{reduce}"] = sight._kept[picture]
 
 
-def _pictures(call: Call, row: Tensor, wanted: Wanted, found: dict[str, Tensor]) -> None:
-    sight = Sight(call, row).prepare(*wanted.pictures)
+def _pictures(levels: Levels, wanted: Wanted, found: dict[str, Tensor]) -> None:
+    sight = Sight.of(levels).prepare(*wanted.pictures)
     for i, picture in enumerate(wanted.pictures):
         found[f"picture.{i}"] = sight._get(sight._resolved(picture))
 
 
-def _accumulators(call: Call, row: Tensor, rows: list[str], wanted: Wanted, place: Place) -> dict[str, Accumulator]:
+def _accumulators(call: Call, rows: list[str], wanted: Wanted, place: Place) -> dict[str, Accumulator]:
     s = call.sizes
     parts: dict[str, Accumulator] = {}
     if rows:
-        parts["rows"] = RowSums(call, set(rows), row)
+        parts["rows"] = RowSums(call, set(rows))
     if wanted.received:
         parts["received"] = Received(call, None)
     for top in wanted.tops:

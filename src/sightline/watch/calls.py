@@ -164,8 +164,10 @@ def look(
             q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))
         call = make_call(q, k, v, mask=mask, bias=bias, scale=scale, **more)
         if row is None:
-            # FlexAttention would need a bias of another kind than a function of cells.
-            row = rows_only(call, "streaming" if isinstance(bias, ModBias) else "auto")
+            # FlexAttention would need a bias of another kind than a function of cells; and a kernel that gives no lse
+            # takes every finite number for one, which torch's fused CUDA kernels do not.
+            plain = isinstance(bias, ModBias) or (q.is_cuda and isinstance(bias, Tensor))
+            row = rows_only(call, "streaming" if plain else "auto")
         elif sees is not None:
             # Torch's kernels give a row that sees nothing an lse of their liking.
             row = row.masked_fill(~sees.expand(row.shape), -torch.inf)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sightline.lens import on_gpu
+from sightline.lens.levels import level_of
 from sightline.positions import Alibi
 from sightline.watch.mods import ModBias
 
@@ -18,15 +19,14 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from sightline.attention.call import Call
+    from sightline.lens.levels import Levels
 
 # Bytes of queries in compute precision that are held at a time.
 _BYTES = 64 << 20
 
 
 @torch.no_grad()
-def weights_at(
-    call: Call, row: Float[Tensor, "batch heads queries"], keys: Int[Tensor, "batch queries"] | int
-) -> Float[Tensor, "batch heads queries"]:
+def weights_at(levels: Levels, keys: Int[Tensor, "batch queries"] | int) -> Float[Tensor, "batch heads queries"]:
     """The weight of one key for every query; 0 where the key is negative, beyond the last, or hidden.
 
     `keys` are the keys themselves (of size 1 if all queries look at the same), or a number n: query i then looks at
@@ -34,11 +34,11 @@ def weights_at(
 
     >>> from sightline.lens import look
     >>> sight = look(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8))
-    >>> found = weights_at(sight._call, sight.lse, 0)
+    >>> found = weights_at(sight._levels, 0)
     >>> torch.allclose(found, sight.tile(slice(0, 5), slice(0, 5)).diagonal(dim1=-2, dim2=-1))
     True
     """
-    s = call.sizes
+    call, s = levels.call, levels.call.sizes
     batch = s.batch[0]
     out = torch.zeros(batch, s.heads, s.queries, dtype=call.compute_dtype, device=call.device)
     if not s.keys or not s.queries:
@@ -79,8 +79,23 @@ def weights_at(
                 seen = seen.expand_as(scores)
                 scores = scores.masked_fill(~seen, -torch.inf)
                 seen = seen[..., None]
-            out[..., part] = call.normalizer.weights(scores[..., None], row[..., part, None], seen)[..., 0]
+            out[..., part] = _weights(levels, scores, part, seen)
     return out
+
+
+def _weights(levels: Levels, scores: Tensor, rows: slice, seen: Tensor | None) -> Tensor:
+    """The weights of one key for some queries, from their scores; `seen` `[batch, heads, rows, 1]`."""
+    call, number = levels.call, levels.row[..., rows]
+    if not call.normalizer.is_softmax:
+        return call.normalizer.weights(scores[..., None], number[..., None], seen)[..., 0]
+    log = scores - level_of(number)
+    if on_gpu.can(call):
+        log -= on_gpu.rest(levels)[..., rows]
+    elif levels.any(rows):
+        log -= levels.rest(rows)
+    if levels.taken is not None:
+        log -= levels.taken[..., rows]
+    return log.exp()
 
 
 def _by_kernel(call: Call, keys: Tensor | int) -> Tensor:

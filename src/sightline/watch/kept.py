@@ -16,6 +16,7 @@ from sightline.errors import InputError, explain
 from sightline.lens import Picture, Sight, Top, geometry, pictures
 from sightline.lens.accumulators import Accumulator, Received, RowSums, Seen, Strongest
 from sightline.lens.compute import Weighted
+from sightline.lens.levels import level_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -142,9 +143,13 @@ class KeptSight(Sight):
             return None
         call = self._call.replace(q=self._row)  # for its device and dtype
         s = call.sizes
-        log = None
+        log = shares = level = None
         if call.normalizer.is_softmax:
-            log = whole.log().clamp_min(-1e30)
+            total = whole.sum(-1, keepdim=True)
+            if bool(((total == 0) & (self._row > -torch.inf)[..., None]).any()):
+                return None  # a sink has so much that of the keys nothing can be told
+            shares = whole / total.masked_fill(total == 0, 1.0)
+            log, level = shares.log().clamp_min(-1e30), level_of(self._row)[..., None]
         part: Accumulator
         if isinstance(request, Weighted):
             part = Received(call, request.weights)
@@ -155,12 +160,12 @@ class KeptSight(Sight):
         else:
             if request == "max_score" and log is None:
                 return None
-            part = RowSums(call, {request}, self._row)
+            part = RowSums(call, {request})
         visible = None
         if call.mask is not None:
             visible = call.mask.tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, self.device)
             visible = visible.expand_as(whole)
-        part.add(Seen(slice(0, s.queries), slice(0, s.keys), whole, None, log, visible))
+        part.add(Seen(slice(0, s.queries), slice(0, s.keys), whole, visible, None, log, shares, level))
         result = part.result()
         return result[str(request)] if isinstance(result, dict) else result
 

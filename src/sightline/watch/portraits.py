@@ -127,7 +127,7 @@ def _distance(layer: LayerLike) -> list[float] | None:
     if received is None or real_keys(sight._call.mask, keys, received.device) is not None:
         return None
     # A sink takes weight from a row: the places count with what is left of it.
-    weights = sight.total.double()
+    weights = sight._due().double()
     places = torch.arange(queries, dtype=torch.float64) + keys - queries
     looks = (received.double() * torch.arange(keys)).sum(-1)
     rows = (weights * places).sum(-1) - looks

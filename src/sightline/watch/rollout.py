@@ -165,7 +165,7 @@ def _divided(
     _need_qk(sight, layer)
     if heads == "max":
         return _by_bands(sight, share, extra)
-    total = sight.total.double()  # [batch, heads, queries]
+    total = sight._due().double()  # [batch, heads, queries]
     if heads == "mean":
         mean, count = total.mean(1), total.shape[1]
         factor = _over(share, mean + extra)

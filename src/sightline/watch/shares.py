@@ -18,7 +18,7 @@ from sightline.watch.cells import weights_at
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from sightline.attention.call import Call
+    from sightline.lens.levels import Levels
 
 SHARES = ("previous", "first", "same", "induction")
 
@@ -35,8 +35,7 @@ class Place:
 
 
 def shares(
-    call: Call,
-    row: Float[Tensor, "batch heads queries"],
+    levels: Levels,
     place: Place,
     weights: Float[Tensor, "batch heads queries keys"] | None,
 ) -> dict[str, Tensor]:
@@ -44,6 +43,7 @@ def shares(
 
     `real` says which queries are not padding, if any is, and `repeated` which have a token that came before.
     """
+    call = levels.call
     s, device = call.sizes, call.device
     if not s.keys or not s.queries:
         return {}
@@ -61,7 +61,7 @@ def shares(
             inside = (torch.arange(s.queries, device=device)[None] + offset).clamp(0, s.keys - 1)
             found["real"] = real.gather(-1, inside.expand(real.shape[0], -1)).expand(s.batch[0], s.queries)
     if weights is None:
-        return found | {name: weights_at(call, row, keys) for name, keys in wanted.items()}
+        return found | {name: weights_at(levels, keys) for name, keys in wanted.items()}
     return found | _from_map(weights, wanted)
 
 

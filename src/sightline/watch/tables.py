@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sightline.attention.blind import find
 from sightline.masks import Mask, causal, dense, padding
 
 
@@ -54,7 +55,7 @@ def read(tensor: Tensor, shape: tuple[int, ...]) -> Table:
         infinite = tensor == -torch.inf
         others = bool((tensor.masked_fill(hidden, 0) != 0).any())
         if others or bool((hidden.all(-1) & ~infinite.all(-1)).any()):
-            return Table(None, tensor, _sees(~infinite))
+            return Table(None, tensor, _seeing(tensor))
         tensor = ~hidden
     if bool(tensor.all()):
         return Table(None, None, None)
@@ -72,6 +73,12 @@ def read(tensor: Tensor, shape: tuple[int, ...]) -> Table:
         if bool((tensor == triangle).all()):
             return Table(causal(), None, None)
     return Table(dense(tensor), None, sees)
+
+
+def _seeing(bias: Tensor) -> Tensor | None:
+    """Which rows of what is added to scores see something, as torch's kernels have it."""
+    blind = find(bias)
+    return ~blind if bool(blind.any()) else None
 
 
 def _sees(visible: Tensor) -> Tensor | None:

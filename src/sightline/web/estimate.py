@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from sightline.lens.levels import level_of
 from sightline.web.counts import Counts
 from sightline.web.overview import PATCH, cells_of
 
@@ -96,7 +97,10 @@ class Estimate:
             visible = (key >= first) & (key < stop)
             scores.masked_fill_(~visible, -torch.inf)
         if call.normalizer.is_softmax:
-            weights = scores.sub_(number.masked_fill(number == -torch.inf, 0.0)).exp_()
+            taken = self.sight._levels.taken
+            weights = scores.sub_(
+                level_of(number) if taken is None else level_of(number) + taken[0, places, None]
+            ).exp_()
         else:
             weights = call.normalizer.weights(scores, number, visible)
         seen = np.ones(shape, np.float32) if visible is None else visible.numpy().reshape(shape).astype(np.float32)

@@ -118,7 +118,7 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
 def _shares(sight: Sight, batch: int, layer: Layer) -> dict[str, np.ndarray]:
     """The share of all weight that goes to the first, the previous and the same token."""
     offset, queries, keys = layer.keys - layer.queries, layer.queries, layer.keys
-    total = np.maximum(_member(sight.total, batch, layer).sum(-1), 1e-12)
+    total = np.maximum(_member(sight._due(), batch, layer).sum(-1), 1e-12)
     if not queries or not keys:
         return {}
     first = np.zeros(layer.heads)

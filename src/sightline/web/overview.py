@@ -66,7 +66,7 @@ class Overview:
         self.has_maxima = True  # a saved one may hold sums alone
         self.patch = (max(PATCH >> levels[0], 1), max(PATCH >> levels[1], 1))
         self.done = np.zeros([-(-n // p) for n, p in zip(shape, self.patch, strict=True)], bool)
-        self.rows: dict[str, Tensor] = {}
+        self.rows: RowSums | None = None
         self.received: Tensor | None = None
         self._lock = threading.Lock()
 
@@ -105,20 +105,21 @@ class Overview:
         spans = cells_of(bins[0], self.levels[0], self.queries), cells_of(bins[1], self.levels[1], self.keys)
         axes = [axis(span, None, 1 << level) for span, level in zip(spans, self.levels, strict=True)]
         sums, maxima = (Pixels(call, axes[0], axes[1], largest=largest) for largest in (False, True))
-        rows, received = RowSums(call, {"entropy"}, sight._row), Received(call, None)
+        rows, received = RowSums(call, {"entropy"}), Received(call, None)
         parts: list[Accumulator] = [sums, maxima]
         if "entropy" not in sight._kept or "received" not in sight._kept:
             parts += [rows, received]
         with torch.no_grad():
-            walk(call, sight._row, parts, *spans, align=(1 << self.levels[0], 1 << self.levels[1]))
+            walk(sight._levels, parts, *spans, align=(1 << self.levels[0], 1 << self.levels[1]))
         with self._lock:
             if self.done[i, j]:
                 return
             self.sums[bins[0], bins[1]] = sums.grid[0].numpy()
             self.maxima[bins[0], bins[1]] = maxima.grid[0].numpy()
-            for name, values in rows.sums.items():
-                mine = self.rows.setdefault(name, torch.zeros_like(values, dtype=torch.float64))
-                mine[..., spans[0]] += values[..., spans[0]]
+            if self.rows is None:
+                self.rows = RowSums(call, {"entropy"})
+                self.rows.sums = {name: torch.zeros_like(x, dtype=torch.float64) for name, x in rows.sums.items()}
+            self.rows.join(rows, spans[0])
             if self.received is None:
                 self.received = torch.zeros_like(received.total, dtype=torch.float64)
             self.received[..., spans[1]] += received.total[..., spans[1]]
@@ -126,11 +127,9 @@ class Overview:
 
     def tracks(self, sight: Sight) -> tuple[np.ndarray, np.ndarray] | None:
         """The entropy of every query and what every key received, once the whole map has been walked over."""
-        if not self.complete or self.received is None:
+        if not self.complete or self.received is None or self.rows is None:
             return None
-        gather = RowSums(sight._call, {"entropy"}, sight._row)
-        gather.sums = dict(self.rows)
-        entropy = gather.result()["entropy"][0].to(torch.float32).numpy()
+        entropy = self.rows.result()["entropy"][0].to(torch.float32).numpy()
         return entropy, self.received[0].to(torch.float32).numpy()
 
     def pooled(self, levels: tuple[int, int], rows: slice, columns: slice, largest: bool) -> np.ndarray:

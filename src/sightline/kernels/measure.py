@@ -1,0 +1,139 @@
+"""What the lse of a row lacks on a GPU: the logarithm of the sum of exp(score - lse), where the lse is a large number.
+
+A large number is rounded coarsely (`lens/levels.py`). Rows of ordinary numbers are only looked at, without waiting for
+what is found: a program whose rows are all ordinary ends at once.
+
+Limits: as `look`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sightline.kernels.launch import launch, on_its_device
+from sightline.kernels.tile import HIDDEN, keys_of_block, logs
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _measure(
+    Q, K, LSE, REST, LARGE, FIRST, STOP, SLOPES, TABLE_PTR, BIAS_PTR,
+    q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim, interval_batch,
+    table_batch, table_head, table_row, table_column, bias_batch, bias_head, bias_row, bias_column,
+    maps, heads, groups, queries, keys, scale2, cap2, limit,
+    D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STARTS: tl.constexpr,
+    INTERVALS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    map_id = tl.program_id(1).to(tl.int64)
+    b, h = map_id // heads, map_id % heads
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    row_ok = row < queries
+    at = map_id * queries + row
+    lse = tl.load(LSE + at, mask=row_ok, other=0.0).to(tl.float32)
+    large = (tl.abs(lse) > limit) & (tl.abs(lse) < float("inf"))
+    if tl.max(large.to(tl.int32), 0) > 0:
+        tl.atomic_max(LARGE + map_id, 1, sem="relaxed")
+        tl.atomic_max(LARGE + maps, 1, sem="relaxed")
+        lse2 = tl.where(lse == -float("inf"), 0.0, lse * 1.4426950408889634)
+        first, stop = row * 0, row * 0 + keys
+        if STARTS:
+            first = tl.load(FIRST + b * interval_batch + row, mask=row_ok, other=keys)
+        if INTERVALS:
+            stop = tl.load(STOP + b * interval_batch + row, mask=row_ok, other=0)
+        slope = 0.0
+        if ALIBI:
+            slope = tl.load(SLOPES + h) * 1.4426950408889634
+        dims = tl.arange(0, DIM)
+        q = tl.load(
+            Q + b * q_batch + h * q_head + row.to(tl.int64)[:, None] * q_row + dims[None, :] * q_dim,
+            mask=row_ok[:, None] & (dims[None, :] < D), other=0.0,
+        )  # fmt: skip
+        keys_of = K + b * k_batch + (h // groups) * k_head
+        table = TABLE_PTR + b * table_batch + h * table_head
+        bias = BIAS_PTR + b * bias_batch + h * bias_head
+        largest = tl.full([BM], HIDDEN, tl.float32)
+        total = tl.zeros([BM], tl.float32)
+        end = tl.max(stop, 0)
+        for begin in tl.range(tl.min(first, 0), end, BN):
+            column = begin + tl.arange(0, BN)
+            column_ok = column < end
+            k = keys_of_block(keys_of, column, column_ok, k_row, k_dim, D, DIM)
+            t = logs(q, k, lse2, row, row_ok, row + (keys - queries), column, column_ok, first, stop, slope, table,
+                     bias, scale2, cap2, table_row, table_column, bias_row, bias_column,
+                     True, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+            now = tl.maximum(largest, tl.max(t, 1))
+            total = total * tl.exp2(largest - now) + tl.sum(tl.exp2(t - now[:, None]), 1)
+            largest = now
+        rest = tl.where(large & (largest > HIDDEN / 2), largest + tl.log2(total), 0.0)
+        tl.store(REST + at, rest, mask=row_ok)
+    else:
+        tl.store(REST + at, tl.zeros([BM], tl.float32), mask=row_ok)
+
+
+class Measured:
+    """What was found beside the lse of each row: `rest` (base 2), and which maps have such rows, `large`."""
+
+    def __init__(self, rest: Tensor, large: Tensor) -> None:
+        self.rest, self.large = rest, large
+        self._some, self._there = large[-1:], None
+        if large.is_cuda:
+            self._some = torch.empty(1, dtype=torch.int32, pin_memory=True).copy_(self._some, non_blocking=True)
+            self._there = torch.cuda.Event()
+            self._there.record(torch.cuda.current_stream(large.device))
+
+    @property
+    def some(self) -> bool:
+        """Whether there are any. This waits until they have been looked at, not for what was launched after that."""
+        if self._there is not None:
+            self._there.synchronize()
+            self._there = None
+        return bool(self._some[0])
+
+
+@on_its_device
+def measure(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    limit: float,
+    *,
+    scale: float,
+    intervals: tuple[Tensor, Tensor] | None = None,
+    table: Tensor | None = None,
+    bias: Tensor | None = None,
+    slopes: Tensor | None = None,
+    softcap: float | None = None,
+    starts: bool = True,
+) -> Measured:
+    """What each lse beyond the limit lacks (base 2, `[batch, heads, queries]`), and which maps have such rows.
+
+    Arguments as in `look`; `lse` is contiguous.
+    """
+    batch, heads, queries, dim = q.shape
+    rest = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
+    large = torch.zeros(batch * heads + 1, dtype=torch.int32, device=q.device)  # the last one is of all maps
+    first, stop = intervals if intervals is not None else (rest, rest)
+    side = 64 if q.dtype != torch.float32 or dim <= 64 else 32
+
+    def strides(x: Tensor | None) -> tuple[int, ...]:
+        return (0, 0, 0, 0) if x is None else x.stride()
+
+    tensors = (q, k, lse, rest, large, first, stop, *(rest if x is None else x for x in (slopes, table, bias)))
+    numbers = (
+        *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
+        *strides(table), *strides(bias), batch * heads, heads, heads // k.shape[1], queries, k.shape[2],
+        scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E, limit,
+    )  # fmt: skip
+    settings = (
+        dim, max(16, triton.next_power_of_2(dim)), side, side, starts and intervals is not None, intervals is not None,
+        table is not None, bias is not None, slopes is not None, softcap is not None,
+        "tf32x3" if q.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
+    options = (("num_warps", 4), ("num_stages", 1))
+    launch(_measure, (triton.cdiv(queries, side), batch * heads, 1), tensors, numbers, settings, options)
+    return Measured(rest, large)

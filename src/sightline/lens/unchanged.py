@@ -1,0 +1,73 @@
+"""Whether the tensors of a call are still what they were: a sight is a photograph, and no mirror.
+
+A sight reads q and k when something is asked of it, and copies neither. Torch counts the changes of every tensor, and
+views share their count, so a change is noticed. Tensors made in inference mode have no count: a sight has copies of
+those. What passes by the count (`.data`, memory that numpy shares) cannot be noticed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from sightline.errors import InputError, explain
+from sightline.masks import Mask
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+
+
+class Unchanged:
+    """The counts of a call's tensors as they are now, to be compared with later."""
+
+    def __init__(self, call: Call, row: Tensor) -> None:
+        tensors = [("q", call.q), ("k", call.k), ("bias", call.bias), ("sinks", call.sinks), ("the lse", row)]
+        tensors += [("the mask", part) for part in tensors_of(call.mask)]
+        self._then = [(name, x, count(x)) for name, x in tensors if isinstance(x, Tensor)]
+
+    def check(self) -> None:
+        """Raise if any tensor was changed since."""
+        changed = dict.fromkeys(name for name, tensor, then in self._then if count(tensor) != then)
+        if changed:
+            raise InputError(
+                explain(
+                    f"{' and '.join(changed)} {'was' if len(changed) == 1 else 'were'} changed after the call",
+                    expected="the tensors as they were: a sight reads them when something is asked of it",
+                    got="an operation in place since then, such as mul_ or a slice that was written to",
+                    hint="ask before they change (stats=…, sight.prepare(…)), or give copies: q.clone()",
+                )
+            )
+
+
+def count(tensor: Tensor) -> int | None:
+    """How often a tensor was changed, if it counts that."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def that_counts(call: Call) -> Call:
+    """The same call, with copies of those tensors that do not count their changes."""
+    changes: dict[str, object] = {}
+    for name in ("q", "k", "bias", "sinks"):
+        tensor = getattr(call, name)
+        if isinstance(tensor, Tensor) and tensor.is_inference():
+            changes[name] = tensor.clone()
+    if "k" in changes:
+        changes["v"] = changes["k"]
+    if any(tensor.is_inference() for tensor in tensors_of(call.mask)):
+        changes["mask"] = copy.deepcopy(call.mask)
+    return call.replace(**changes) if changes else call
+
+
+def tensors_of(thing: object) -> Iterator[Tensor]:
+    """The tensors that a mask is made of, its parts' included."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, Mask):
+        for part in vars(thing).values():
+            yield from tensors_of(part)
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from tensors_of(part)
