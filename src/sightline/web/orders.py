@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sightline.errors import SightlineError
-from sightline.web.problems import Problem, from_error
+from sightline.web.problems import Problem, from_error, told
 from sightline.web.runs import Run
 
 log = logging.getLogger("sightline.web")
@@ -175,35 +175,33 @@ class Orders:
 
     def _work(self) -> None:
         while (ticket := self._queue.get()) is not None:
-            if ticket.cancelled.is_set():
-                continue
-            self._set(ticket, state="running", stage="starting")
-            try:
-                run = self.perform(ticket, lambda ticket=ticket, **changes: self._report(ticket, **changes))
-                if ticket.cancelled.is_set():
-                    raise Cancelled
-                self.finished(run)
-                self._set(ticket, state="done", stage="done")
-            except Cancelled:
-                self._set(ticket, state="cancelled")
-            except Problem as problem:
-                self._set(ticket, state="failed", problem=problem.body)
-            except SightlineError as error:
-                self._set(ticket, state="failed", problem=from_error(error).body)
-            except Exception as error:
-                log.error("a run failed", exc_info=error)
-                body = Problem(
-                    500,
-                    "the run failed",
-                    expected="a run",
-                    got=f"{type(error).__name__}: {error}"[:300],
-                    hint="another text",
-                ).body
-                self._set(ticket, state="failed", problem=body)
+            if not ticket.cancelled.is_set():
+                self._do(ticket)
 
-            finally:
-                if ticket.state != "done":
-                    self.dropped(ticket.id)  # a growing run that was handed out already
+    def _do(self, ticket: Ticket) -> None:
+        """One order, to whatever end. A panic of a library in Rust is no Exception, and ends no more than its order."""
+        self._set(ticket, state="running", stage="starting")
+        try:
+            run = self.perform(ticket, lambda **changes: self._report(ticket, **changes))
+            if ticket.cancelled.is_set():
+                raise Cancelled
+            self.finished(run)
+            self._set(ticket, state="done", stage="done")
+        except Cancelled:
+            self._set(ticket, state="cancelled")
+        except Problem as problem:
+            self._set(ticket, state="failed", problem=problem.body)
+        except SightlineError as error:
+            self._set(ticket, state="failed", problem=from_error(error).body)
+        except BaseException as error:
+            body = Problem(500, "the run failed", expected="a run", got=told(error), hint="another text").body
+            self._set(ticket, state="failed", problem=body)
+            log.error("a run failed: %s", told(error), exc_info=error)
+        if ticket.state != "done":
+            try:
+                self.dropped(ticket.id)  # a growing run that was handed out already
+            except BaseException as error:
+                log.error("a run could not be put away: %s", told(error), exc_info=error)
 
     def _report(self, ticket: Ticket, **changes: Any) -> None:
         if ticket.cancelled.is_set():

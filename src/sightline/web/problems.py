@@ -52,6 +52,21 @@ def from_error(error: SightlineError) -> Problem:
     return Problem(status, first, expected=parts["expected"], got=parts["got"], hint=parts["try"])
 
 
+def told(error: BaseException) -> str:
+    """An error in one short line, of whatever class it is.
+
+    >>> told(ZeroDivisionError("division by zero"))
+    'ZeroDivisionError: division by zero'
+    >>> told(KeyboardInterrupt())
+    'KeyboardInterrupt'
+    """
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # an error that cannot even be written down
+        text = ""
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
 def install(app: FastAPI) -> None:
     """Give an application these answers for everything that can go wrong in it."""
 

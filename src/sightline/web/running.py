@@ -138,7 +138,7 @@ def watched(
     growing: Callable[[Seen], None] | None = None,
 ) -> None:
     """Run a model on a text and write what it attended to into a folder."""
-    encoding = tokenizer.encode(order.text)
+    encoding = _encoded(tokenizer, order)
     ids, context = list(encoding.ids), getattr(model, "context", None)
     if not ids:
         raise InputError(
@@ -169,6 +169,32 @@ def watched(
         else:
             _generate(model, order, folder, seen, report, growing)
     report(stage="finishing")
+
+
+def _encoded(tokenizer: Any, order: Order) -> Any:
+    if tokenizer is None:
+        raise InputError(
+            explain(
+                f"{order.model} cannot read texts",
+                expected="a model with a tokenizer",
+                got="a checkpoint without tokenizer.json",
+                hint="put tokenizer.json beside the weights",
+            )
+        )
+    try:
+        return tokenizer.encode(order.text)
+    # The library raises plain exceptions, and panics that are not even that.
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise InputError(
+            explain(
+                f"the tokenizer of {order.model} breaks on this text",
+                expected="a tokenizer that can cut any text",
+                got=" ".join(str(error).split())[:200],
+                hint="another text",
+            )
+        ) from error
 
 
 def as_run(id: str, seen: Seen, **about: Any) -> Run:

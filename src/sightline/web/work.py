@@ -88,13 +88,13 @@ class Workers:
             if future is None:
                 try:
                     step()
-                except Exception:  # a background step that fails is asked for again when its tile is
+                except BaseException:  # a background step that fails is asked for again when its tile is
                     continue
             elif future.set_running_or_notify_cancel():
                 try:
                     future.set_result(step())
                 except BaseException as error:
-                    future.set_exception(error)
+                    future.set_exception(_harmless(error))
 
     def _next(self) -> tuple[Callable[[], Any] | None, Future | None]:
         if self._steps:
@@ -102,9 +102,18 @@ class Workers:
         key = next(reversed(self._background))
         try:
             return next(self._background[key]), None
-        except StopIteration:
+        except BaseException:  # there are no more, or whatever makes them is broken
             del self._background[key]
             return None, None
+
+
+def _harmless(error: BaseException) -> Exception:
+    """An error that a task may raise: others would end the server's loop (SystemExit), or never reach who waits."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    made = RuntimeError(f"a step raised {type(error).__name__}")
+    made.__cause__ = error
+    return made
 
 
 class Busy(Exception):

@@ -1,0 +1,159 @@
+"""Whatever happens to one order, the next one is done: a run that breaks is a failed ticket that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from model_files import llama_tensors, write_folder
+from sightline.web.orders import Order, Orders, Report, Ticket
+from sightline.web.running import Models, name_order, performer
+from sightline.web.runs import Run
+from sightline.web.service import Service
+from sightline.web.work import Workers
+from web.conftest import Client, sights, words
+
+
+def panic() -> BaseException:
+    """What a panic of a library in Rust looks like: a class of its own, right under BaseException."""
+    return type("PanicException", (BaseException,), {})("called `Option::unwrap()` on a `None` value")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+BROKEN: dict[str, tuple[Callable[[], BaseException], str]] = {
+    "panic": (panic, "PanicException: called `Option::unwrap()`"),
+    "interrupt": (KeyboardInterrupt, "KeyboardInterrupt"),
+    "exit": (lambda: SystemExit(3), "SystemExit: 3"),
+    "generator": (GeneratorExit, "GeneratorExit"),
+    "memory": (MemoryError, "MemoryError"),
+    "cancelled": (asyncio.CancelledError, "CancelledError"),
+    "unspeakable": (Unspeakable, "Unspeakable"),
+}
+
+
+def perform(ticket: Ticket, report: Report) -> Run:
+    if ticket.order.text in BROKEN:
+        raise BROKEN[ticket.order.text][0]()
+    return Run(ticket.id, sights(3, layers=1), words(3), text=ticket.order.text)
+
+
+@pytest.fixture
+def orders() -> Iterator[Orders]:
+    made = Orders(perform, finished=lambda run: None, dropped=lambda id: None)
+    yield made
+    made.close()
+
+
+def over(ticket: Ticket) -> Ticket:
+    end = time.monotonic() + 20
+    while not ticket.over:
+        assert time.monotonic() < end, f"the order stays {ticket.state}"
+        time.sleep(0.005)
+    return ticket
+
+
+# What would have ended the thread is shown by pytest as a warning, which is an error here.
+@pytest.mark.parametrize("kind", BROKEN)
+def test_the_queue_goes_on_after_whatever_a_run_raises(orders: Orders, kind: str) -> None:
+    broken, good = orders.put("a", Order(kind, "words")), orders.put("b", Order("good", "words"))
+    assert over(broken).state == "failed"
+    assert broken.problem is not None
+    assert broken.problem["got"].startswith(BROKEN[kind][1])
+    assert set(broken.problem) == {"error", "expected", "got", "try"}
+    assert over(good).state == "done"
+
+
+@pytest.mark.parametrize("where", ["finished", "dropped"])
+def test_the_queue_goes_on_where_a_run_cannot_be_put_away(where: str) -> None:
+    def broken(_: object) -> None:
+        raise panic()
+
+    parts: dict[str, Callable[..., None]] = {"finished": lambda run: None, "dropped": lambda id: None, where: broken}
+    orders = Orders(perform, **parts)
+    try:
+        first = over(orders.put("a", Order("panic" if where == "dropped" else "good", "words")))
+        assert first.state == "failed"
+        assert over(orders.put("b", Order("memory", "words"))).state == "failed"
+    finally:
+        orders.close()
+
+
+def test_a_panic_of_a_tokenizer_is_a_failed_ticket(tmp_path: Path) -> None:
+    """A pattern that tries every way to cut a text gives up by a panic, which is no Exception."""
+    folder = write_folder(tmp_path / "model", llama_tensors())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    vocabulary = {"[UNK]": 0, "kids": 1}
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
+    tokenizer |= {"pre_tokenizer": split, "post_processor": None, "decoder": None}
+    tokenizer |= {"model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    models = Models([str(folder)])
+    service = Service(performer(models, lambda run: None), name_order, models, threads=1)
+    try:
+        broken = service.order(Order("a" * 40 + "b", "model"))
+        good = service.order(Order("kids", "model"))
+        assert over(broken).state == "failed"
+        assert broken.problem["error"] == "the tokenizer of model breaks on this text"
+        assert "retry-limit" in broken.problem["got"]
+        assert over(good).state == "done"
+        assert [run["title"] for run in Client(service).get("/api/runs").json()["runs"]] == ["kids"]
+    finally:
+        service.close()
+
+
+def test_a_model_without_a_tokenizer_is_a_failed_ticket(tmp_path: Path) -> None:
+    models = Models([str(write_folder(tmp_path / "model", llama_tensors()))])
+    service = Service(performer(models, lambda run: None), name_order, models, threads=1)
+    try:
+        ticket = over(service.order(Order("kids", "model")))
+        assert ticket.problem is not None
+        assert ticket.problem["error"] == "model cannot read texts"
+    finally:
+        service.close()
+
+
+def test_a_step_that_panics_ends_no_thread() -> None:
+    """Neither one that somebody waits for, nor one in the background, nor what makes those."""
+    workers = Workers(1)
+    done = threading.Event()
+
+    def broken() -> None:
+        raise panic()
+
+    def steps() -> Iterator[Callable[[], None]]:
+        yield broken
+        raise panic()
+
+    try:
+        workers.in_background("a", steps())
+        workers.in_background("b", iter([broken, done.set]))
+        assert done.wait(10)
+        assert workers.submit(lambda: 7).result(10) == 7
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("kind", ["panic", "interrupt", "exit", "stop"])
+def test_what_a_step_raises_reaches_its_request_and_not_the_server(
+    client: Client, run: Run, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KeyboardInterrupt and SystemExit would leave the loop of the server, StopIteration would never arrive."""
+
+    def broken(*_: object) -> None:
+        raise StopIteration if kind == "stop" else BROKEN[kind][0]()
+
+    monkeypatch.setattr(run.view(0, 0), "row", broken)
+    answer = client.get(f"/api/runs/{run.id}/rows/0/0?q=3")
+    assert answer.status_code == 500
+    assert set(answer.json()) == {"error", "expected", "got", "try"}
+    assert client.get(f"/api/runs/{run.id}/rows/0/1?q=3").status_code == 200
