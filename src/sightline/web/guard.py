@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -17,6 +19,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# What the guard reads; a header that comes twice could mean one thing here and another thing elsewhere.
+ONCE = ("host", "origin", "sec-fetch-site", "sec-fetch-mode", "content-length")
+# An address with colons in brackets, or a name, or another address; then perhaps a port, and nothing else anywhere.
+_HOST = re.compile(r"(?:\[([0-9a-f.]*:[0-9a-f:.]*)\]|([0-9a-z._-]+))(?::([0-9]{1,5}))?", re.ASCII | re.I)
+_LENGTH = re.compile(r"[0-9]{1,12}", re.ASCII)
 # A body holds one text of at most 1 MB, in JSON where a character may take six.
 LARGEST_BODY = 6 * (1 << 20) + (1 << 16)
 
@@ -41,7 +48,8 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # there are no web sockets here
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        listed = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = dict(listed)
 
         async def guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -52,7 +60,7 @@ class Guard:
                 ]
             await send(message)
 
-        problem = self._foreign(headers) or _too_large(headers)
+        problem = _doubled(listed) or self._foreign(headers) or _too_large(headers)
         if problem is not None:
             await _refuse(guarded, *problem)
             return
@@ -63,7 +71,7 @@ class Guard:
         origin = headers.get("origin")
         if not self.allows(_name(host)):
             return 403, _body("this Host is not this server", " or ".join(LOOPBACK[:2]), host, "http://127.0.0.1")
-        if origin is not None and origin.split("://", 1)[-1] != host:
+        if origin is not None and origin.lower() != f"http://{host.lower()}":
             return 403, _body("this Origin is another site", f"http://{host}, or none", origin, "open the page itself")
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return 403, _body("another site asked for this", "the explorer's own page", "cross-site", "open the page")
@@ -84,15 +92,28 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    """The name in a Host header, without brackets and port; empty for one that is not exactly a name and a port.
+
+    >>> _name("LocalHost:8000"), _name("[::1]"), _name("127.0.0.1:x@evil.example")
+    ('localhost', '::1', '')
+    """
+    found = _HOST.fullmatch(host)
+    if found is None or not 1 <= int(found[3] or 80) <= 65535:
+        return ""
+    return (found[1] or found[2]).lower()
+
+
+def _doubled(listed: list[tuple[str, str]]) -> tuple[int, dict[str, str]] | None:
+    counts = Counter(name for name, _ in listed)
+    twice = next((name for name in ONCE if counts[name] > 1), None)
+    if twice is None:
+        return None
+    return 403, _body(f"the header {twice} comes more than once", "one", str(counts[twice]), "another client")
 
 
 def _too_large(headers: dict[str, str]) -> tuple[int, dict[str, str]] | None:
     length = headers.get("content-length", "0")
-    if length.isdecimal() and int(length) <= LARGEST_BODY:
+    if _LENGTH.fullmatch(length) and int(length) <= LARGEST_BODY:
         return None
     return 413, _body("this request is too large", f"at most {LARGEST_BODY:,} bytes", length[:20], "a shorter text")
 
