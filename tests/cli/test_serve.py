@@ -144,11 +144,12 @@ def test_a_taken_port_is_one_clear_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        process = start("--port", str(taken.getsockname()[1]), "--model", "minilm")
+        port = taken.getsockname()[1]
+        process = start("--port", str(port), "--model", "minilm")
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "cannot be used" in errors
-    assert "--port" in errors
+    assert f"--port {port + 1} (make demo PORT={port + 1})" in errors, "both ways to another port are named"
     assert "Traceback" not in errors
 
 

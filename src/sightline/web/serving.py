@@ -98,12 +98,13 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
+        other = port + 1 if 1024 <= port < 65535 else 8000
         raise InputError(
             explain(
                 f"port {port} of {host} cannot be used",
                 expected="a free port",
                 got=error.strerror or str(error),
-                hint=f"--port {port + 1 if port < 65535 else 0}, or --port 0 for any that is free",
+                hint=f"--port {other} (make demo PORT={other}), or --port 0 for any that is free",
             )
         ) from error
     return listener
