@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -80,6 +81,22 @@ def test_clients_that_leave_harm_nobody(server: tuple[subprocess.Popen[str], str
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(f"GET /api/runs/{run}/tiles/0/0/0/0/0/0 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     assert httpx.get(f"{base}api/runs/{run}/tiles/0/0/0/0/0/0").status_code == 200
+
+
+def test_half_open_connections_are_bounded_and_keep_nobody_out(server: tuple[subprocess.Popen[str], str]) -> None:
+    """What becomes of those that stay is in tests/web/test_connections.py."""
+    _, base = server
+    port = int(base.rsplit(":", 1)[1].strip("/"))
+    clients = []
+    for _ in range(400):
+        clients.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+        clients[-1].sendall(b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+    assert httpx.get(base + "api/limits").status_code == 200
+    # It had waited longest, and is let go sooner (the time-out of its socket) than a request may take.
+    with suppress(ConnectionResetError):  # what it had sent may not have been read any more
+        assert clients[0].recv(1) == b""
+    for client in clients:
+        client.close()
 
 
 def test_many_clients_at_once_meet_no_error(server: tuple[subprocess.Popen[str], str]) -> None:

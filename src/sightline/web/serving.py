@@ -5,11 +5,18 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sightline.errors import InputError, MissingExtraError, explain
 from sightline.web.running import Models, name_order, performer
 from sightline.web.saved import shelve
 from sightline.web.service import Service
+
+if TYPE_CHECKING:
+    import uvicorn
+
+# Connections that wait to be taken; as many are taken in one go before any of them can be refused.
+BACKLOG = 128
 
 
 def make_service(folders: Sequence[str | Path] = (), models: Sequence[str] | None = None) -> Service:
@@ -39,9 +46,8 @@ def serve(
 ) -> None:
     """Serve the explorer until Ctrl-C. `port=0` takes any that is free; `ready` is told the address."""
     try:
-        import uvicorn
-
-        from sightline.web.server import application
+        import sightline.web.connections
+        import sightline.web.server  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             explain(
@@ -59,28 +65,40 @@ def serve(
         raise
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}/"
-    config = uvicorn.Config(
-        application(service, host),
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=2,
-        server_header=False,
-    )
+    server = _server(service, host)
+    try:
+        if ready is not None:
+            ready(address, service)
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        service.close()
+
+
+def _server(service: Service, host: str) -> uvicorn.Server:
+    import uvicorn
+
+    from sightline.web.connections import Connection
+    from sightline.web.server import application
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             service.leave()  # before connections are waited for: streams would never end by themselves
             await super().shutdown(sockets)
 
-    server = Server(config)
-    if ready is not None:
-        ready(address, service)
-    try:
-        server.run(sockets=[listener])
-    finally:
-        listener.close()
-        service.close()
+    config = uvicorn.Config(
+        application(service, host),
+        http=Connection,
+        ws="none",
+        backlog=BACKLOG,
+        proxy_headers=False,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
+    return Server(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -90,12 +108,12 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: letters that no name has
         raise InputError(explain("this host is unknown", expected="an address", got=host, hint="127.0.0.1")) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(found[4])
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         other = port + 1 if 1024 <= port < 65535 else 8000
