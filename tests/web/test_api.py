@@ -14,6 +14,7 @@ import torch
 
 import sightline as sl
 from sightline.web.api import TEXT_BYTES
+from sightline.web.orders import Order, Ticket
 from sightline.web.runs import Run
 from sightline.web.service import Service
 from sightline.web.thumbs import decode
@@ -346,6 +347,53 @@ def test_bad_orders_are_refused(client: Client, body: dict, status: int, text: s
     answer = client.post("/api/runs", json=body)
     assert answer.status_code == status
     assert text in answer.json()["error"]
+
+
+HOSTILE = {
+    "half a character": b'{"text": "\\ud800", "model": "words"}',
+    "half a character as a key": b'{"text": "a", "model": "words", "\\udfff": 1}',
+    "a long key": b'{"text": "a", "model": "words", "' + b"k" * 100_000 + b'": 1}',
+    "NaN": b'{"text": "a", "model": "words", "generate": NaN}',
+    "infinity": b'{"text": "a", "model": "words", "generate": 1e999}',
+    "a long number": b'{"text": "a", "model": "words", "generate": ' + b"9" * 10_000 + b"}",
+    "brackets": b"[" * 100_000,
+    "no object": b"5",
+    "nothing": b"",
+    "bytes": b"\xff\xfe\x00",
+    "a text that is a number": b'{"text": 5, "model": "words"}',
+    "layers that are numbers": b'{"text": "a", "model": "words", "layers": [0]}',
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_bodies_are_answered(client: Client, what: str) -> None:
+    answer = client.post("/api/runs", content=HOSTILE[what], headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422)
+    body = json.loads(answer.content.decode("utf-8"))
+    assert set(body) == {"error", "expected", "got", "try"}
+    assert max(map(len, body.values())) < 500
+
+
+def test_every_answer_is_json_whatever_a_text_holds(client: Client, service: Service) -> None:
+    """A text of the command line may hold bytes that are no UTF-8."""
+    run = make_run(sights(3), ["a", "\ud800", "b"], text="a\udcffb", model="\ud800")
+    service.library.add(run)
+    service.orders.tickets["t"] = Ticket("t", Order("\udcff", "words"), problem={"got": "\ud800"})
+    for path in ("runs", f"runs/{run.id}", "runs/t", f"runs/{run.id}/tokens", f"runs/{run.id}/steps/0/0?q=1"):
+        answer = client.get(f"/api/{path}")
+        assert answer.status_code == 200, path
+        json.loads(answer.content.decode("utf-8"))
+    del service.orders.tickets["t"]
+
+
+@pytest.mark.parametrize("number", ["nan", "1e999", "-1", "9" * 30, "9" * 5000, "1_0", "0x1", "\u0663"])
+def test_numbers_that_are_none_are_answered(client: Client, run: Run, number: str) -> None:
+    for path in ("tiles/0/0/{}/0/0/0", "tiles/0/0/0/0/{}/0", "rows/{}/0?q=1", "steps/0/0?q={}", "rows/0/0?q=9,{}"):
+        answer = client.get(f"/api/runs/{run.id}/{path.format(number)}")
+        assert answer.status_code in (200, 404, 422), (path, answer.text[:200])
+    for path in ("tokens?from={}", "peek/0/0?rows={}&cols=0:2", "export?format=csv&rows=0:{}", "rollout?q={}"):
+        answer = client.get(f"/api/runs/{run.id}/{path.format(number)}")
+        assert answer.status_code in (200, 404, 413, 422), (path, answer.text[:200])
 
 
 def test_a_body_without_end_is_cut(client: Client) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from sightline.web.orders import Order
 from sightline.web.parse import numbers, span
-from sightline.web.problems import Problem
+from sightline.web.problems import Answer, Problem, to_json
 from sightline.web.runs import Run
 from sightline.web.service import Service
 
@@ -47,28 +46,28 @@ def routes(service: Service) -> APIRouter:
         return await unless_over(service, request, work)
 
     @api.get("/limits", tags=["server"])
-    async def limits() -> dict[str, Any]:
+    async def limits() -> Answer:
         """What the server allows, and the models it can run."""
-        return {
-            "text_bytes": TEXT_BYTES,
-            "runs": service.library.limit,
-            "queued": service.orders.limit,
-            "tokens_a_page": TOKENS_A_PAGE,
-            "waiting_tiles": service.desk.limit,
-            "tile": 256,
-            "models": service.listed_models(),
-        }
-
-    @api.get("/runs", tags=["runs"])
-    async def runs() -> JSONResponse:
-        """Every run: made here or saved, and the orders that wait or run."""
-        waiting = [t.about(service.orders.position(t)) for t in service.orders.tickets.values() if not t.over]
-        return JSONResponse(
-            {"runs": service.library.listed(), "orders": waiting}, headers={"Cache-Control": "no-store"}
+        return Answer(
+            {
+                "text_bytes": TEXT_BYTES,
+                "runs": service.library.limit,
+                "queued": service.orders.limit,
+                "tokens_a_page": TOKENS_A_PAGE,
+                "waiting_tiles": service.desk.limit,
+                "tile": 256,
+                "models": service.listed_models(),
+            }
         )
 
+    @api.get("/runs", tags=["runs"])
+    async def runs() -> Answer:
+        """Every run: made here or saved, and the orders that wait or run."""
+        waiting = [t.about(service.orders.position(t)) for t in service.orders.tickets.values() if not t.over]
+        return Answer({"runs": service.library.listed(), "orders": waiting}, headers={"Cache-Control": "no-store"})
+
     @api.post("/runs", status_code=202, tags=["runs"])
-    async def create(new: NewRun) -> dict[str, Any]:
+    async def create(new: NewRun) -> Answer:
         """Run a model on a text. Answers at once with the run's id and its place in the queue."""
         size = len(new.text.encode("utf-8", "surrogatepass"))
         if size > TEXT_BYTES:
@@ -81,15 +80,15 @@ def routes(service: Service) -> APIRouter:
             )
         order = Order(new.text, new.model, new.layers, new.generate)
         ticket = service.order(order)
-        return {"id": ticket.id, "position": service.orders.position(ticket)}
+        return Answer({"id": ticket.id, "position": service.orders.position(ticket)}, 202)
 
     @api.get("/runs/{run}", tags=["runs"])
-    async def about(run: str) -> JSONResponse:
+    async def about(run: str) -> Answer:
         """A run: its model, text and layers; or where its order stands."""
         if run not in service.library and (ticket := service.orders.tickets.get(run)) is not None:
-            return JSONResponse(ticket.about(service.orders.position(ticket)), headers={"Cache-Control": "no-store"})
+            return Answer(ticket.about(service.orders.position(ticket)), headers={"Cache-Control": "no-store"})
         body = {"state": "done", **(await asyncio.to_thread(service.run, run)).about()}
-        return JSONResponse(body, headers={"Cache-Control": "no-store"})
+        return Answer(body, headers={"Cache-Control": "no-store"})
 
     @api.delete("/runs/{run}", status_code=204, tags=["runs"])
     async def close(run: str) -> Response:
@@ -127,14 +126,14 @@ def routes(service: Service) -> APIRouter:
                 hint="from=0",
             )
         body = {"from": start, "to": stop, "texts": labels.texts[start:stop], "kinds": labels.kinds[start:stop]}
-        return finished(request, it, JSONResponse(body))
+        return finished(request, it, Answer(body))
 
     @api.get("/runs/{run}/portraits", tags=["numbers"])
     async def portraits(request: Request, run: str) -> Response:
         """What every head is like, which heads are alike, and the head to look at first."""
         it = found(run)
         body, complete = await wait_for(request, service.slow((it.key, "portraits"), lambda: service.portraits(it)))
-        return finished(request, it, JSONResponse(body), complete)
+        return finished(request, it, Answer(body), complete)
 
     @api.get("/runs/{run}/thumbs", tags=["numbers"])
     async def thumbs(request: Request, run: str) -> Response:
@@ -199,7 +198,7 @@ def routes(service: Service) -> APIRouter:
             single = band.stop - band.start == 1 == columns.stop - columns.start
             make = (lambda: view.cell(band.start, columns.start)) if single else (lambda: view.patch(band, columns))
         key = (it.key, "peek", layer, head, rows, cols)
-        return finished(request, it, JSONResponse(await wait_for(request, service.quick(key, make))))
+        return finished(request, it, Answer(await wait_for(request, service.quick(key, make))))
 
     @api.get("/runs/{run}/rollout", tags=["numbers"])
     async def rollout(request: Request, run: str, q: str) -> Response:
@@ -222,7 +221,7 @@ def routes(service: Service) -> APIRouter:
         it = found(run)
         make = lambda: service.steps(it, layer, head, q, top, k)  # noqa: E731
         body = await wait_for(request, service.slow((it.key, "steps", layer, head, q, top, k), make))
-        return finished(request, it, JSONResponse(body))
+        return finished(request, it, Answer(body))
 
     @api.get("/runs/{run}/export", tags=["numbers"])
     async def export(
@@ -292,7 +291,7 @@ async def _gone(request: Request) -> None:
 
 def event(data: dict[str, Any]) -> str:
     """One server-sent event."""
-    return f"data: {json.dumps(data)}\n\n"
+    return f"data: {to_json(data).decode()}\n\n"
 
 
 async def stream(items: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:

@@ -112,10 +112,11 @@ class Library:
     def listed(self) -> list[dict[str, Any]]:
         """Every run in short, the newest first."""
         with self._lock:
-            made = [_short(run.about()) for id, run in self._open.items() if id not in self._shelves]
+            made = [short(run.about()) for id, run in self._open.items() if id not in self._shelves]
             saved = [shelf.about for shelf in self._shelves.values()]
         return [*reversed(made), *saved]
 
 
-def _short(about: dict[str, Any]) -> dict[str, Any]:
+def short(about: dict[str, Any]) -> dict[str, Any]:
+    """What a list of runs says of each."""
     return {name: about[name] for name in ("id", "model", "origin", "title", "tokens", "growing", "revision")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +15,35 @@ from starlette.exceptions import HTTPException
 from sightline.errors import MissingExtraError, SightFileError, SightlineError, TooLargeError
 
 log = logging.getLogger("sightline.web")
+
+
+class Answer(JSONResponse):
+    """An answer that is JSON whatever it holds."""
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    """JSON as every browser reads it: null for NaN and infinities, a question mark for half a character.
+
+    >>> to_json({"weight": float("nan"), "text": "a\\ud800"})
+    b'{"weight":null,"text":"a?"}'
+    """
+    options: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    try:
+        text = json.dumps(content, **options)
+    except ValueError:
+        text = json.dumps(_finite(content), **options)
+    return text.encode("utf-8", "replace")
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 class Problem(Exception):
@@ -30,8 +61,8 @@ class Problem(Exception):
         self.body = {"error": error, "expected": str(expected), "got": str(got), "try": hint}
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, {**self.headers, "Cache-Control": "no-store"})
+    def response(self) -> Answer:
+        return Answer(self.body, self.status, {**self.headers, "Cache-Control": "no-store"})
 
 
 def from_error(error: SightlineError) -> Problem:
@@ -71,19 +102,19 @@ def install(app: FastAPI) -> None:
     """Give an application these answers for everything that can go wrong in it."""
 
     @app.exception_handler(Problem)
-    async def problem(request: Request, error: Problem) -> JSONResponse:
+    async def problem(request: Request, error: Problem) -> Answer:
         return error.response()
 
     @app.exception_handler(SightlineError)
-    async def ours(request: Request, error: SightlineError) -> JSONResponse:
+    async def ours(request: Request, error: SightlineError) -> Answer:
         return from_error(error).response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> Answer:
         return _invalid(error.errors()).response()
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> Answer:
         what = "there is nothing here" if error.status_code == 404 else str(error.detail)
         return Problem(
             error.status_code,
@@ -94,7 +125,7 @@ def install(app: FastAPI) -> None:
         ).response()
 
     @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    async def unexpected(request: Request, error: Exception) -> Answer:
         log.error("%s %s", request.method, request.url.path, exc_info=error)
         return Problem(
             500,
@@ -107,7 +138,7 @@ def install(app: FastAPI) -> None:
 
 def _invalid(errors: Any) -> Problem:
     first = errors[0] if errors else {}
-    where = ".".join(str(part) for part in first.get("loc", ()) if part not in ("path", "query", "body"))
+    where = ".".join(str(part) for part in first.get("loc", ()) if part not in ("path", "query", "body"))[:80]
     return Problem(
         422,
         f"{where or 'the request'} cannot be understood",

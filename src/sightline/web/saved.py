@@ -1,7 +1,9 @@
-"""Saved runs: folders that `seen.save` or `sl.watch(…, folder=…)` wrote, found under the folders a server was given."""
+"""Saved runs: listed without being kept open, opened when someone looks at them, and left out if they do not hold."""
 
 from __future__ import annotations
 
+import os
+import stat
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,18 +11,23 @@ from typing import Any
 from sightline.errors import InputError, SightlineError, explain
 from sightline.watch import Seen
 from sightline.watch import load as load_run
-from sightline.web.library import Library, Shelf
+from sightline.web.library import Library, Shelf, short
+from sightline.web.problems import Problem, told
 from sightline.web.running import as_run
 from sightline.web.runs import Run, content_id
 
 INDEX = "index.json"
+# More than any run has: texts in a batch, maps (layers x heads), tokens, letters of a model's name.
+MEMBERS, MAPS, LONGEST, NAME = 1024, 1 << 14, 1 << 24, 1000
 
 
 def find(folder: Path) -> list[Path]:
     """The saved runs of a folder: itself, or those directly inside it, sorted by name."""
-    if (folder / INDEX).is_file():
+    if _is_file(folder / INDEX):
         return [folder]
-    found = sorted(path.parent for path in folder.glob(f"*/{INDEX}")) if folder.is_dir() else []
+    # Whatever is called like an index makes a run: one that is no file is named when it is left out.
+    inside = folder.iterdir() if folder.is_dir() else []
+    found = sorted(path for path in (folder, *inside) if os.path.lexists(path / INDEX))
     if not found:
         raise InputError(
             explain(
@@ -34,43 +41,117 @@ def find(folder: Path) -> list[Path]:
 
 
 def shelve(library: Library, folder: Path) -> list[str]:
-    """List the runs of a folder in a library; gives a line for each of several that cannot be read."""
+    """List the runs of a folder in a library; gives a line for each that cannot be read, which is left out."""
     skipped = []
     for path in find(folder):
         try:
-            seen = load_run(path)
-            if not seen.layers:
-                raise InputError("no layers in it yet")
-        except SightlineError as error:
-            if path == folder:
-                raise
-            # One of several that is damaged does not keep the others from being seen.
-            skipped.append(f"{path.name}: {' '.join(str(error).split())}")
+            runs = _runs(path)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # Whatever a damaged or hostile folder leads to, panics of the libraries that read it included.
+        except BaseException as error:
+            skipped.append(left_out(path.name, error))
             continue
-        for batch in range(seen[0].shape[0]):
-            id = content_id(seen, _tokens(seen, batch), batch, {"name": seen.meta.get("name")})
-            library.shelve(id, Shelf(_about(id, seen, batch, path), partial(_open, id, path, batch)))
+        for run in runs:
+            about = short(run.about())
+            about["title"] = about["title"] or run.origin
+            library.shelve(run.id, Shelf(about, partial(_open, run.id, path, run.batch)))
     return skipped
 
 
+def left_out(name: str, error: BaseException) -> str:
+    """One line on why something is left out.
+
+    >>> left_out("my run", InputError("no layers in it yet"))
+    'my run: no layers in it yet'
+    """
+    reason = " ".join(str(error).split()) if isinstance(error, SightlineError) else told(error)
+    return plain(f"{name}: {reason}")[:400]
+
+
+def plain(text: str) -> str:
+    """A text for a line of a terminal and for JSON: no control characters, no halves of characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _runs(path: Path) -> list[Run]:
+    """A run for every text of a saved batch."""
+    seen = _load(path)
+    runs = []
+    for batch in range(seen[0].shape[0]):
+        tokens = seen.tokens[batch] if seen.tokens else []
+        runs.append(_run(content_id(seen, tokens, batch, {"name": seen.meta.get("name")}), seen, path, batch))
+    return runs
+
+
 def _open(id: str, path: Path, batch: int) -> Run:
+    try:
+        return _run(id, _load(path), path, batch)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise Problem(
+            500,
+            f"the saved run {plain(path.name)} cannot be read any more",
+            expected="the folder as it was when the server started",
+            got=left_out(path.name, error),
+            hint="start the server again",
+        ) from error
+
+
+def _run(id: str, seen: Seen, path: Path, batch: int) -> Run:
+    return as_run(id, seen, origin=plain(path.name), batch=batch, growing=not seen.complete)
+
+
+def _load(path: Path) -> Seen:
+    """A saved run of which all that is served has been looked at."""
+    if not _is_file(path / INDEX):
+        raise InputError(f"its {INDEX} is not a regular file")  # a pipe would be waited for without end
     seen = load_run(path)
-    return as_run(id, seen, origin=path.name, batch=batch, growing=not seen.complete)
+    if not seen.layers:
+        raise InputError("no layers in it yet")
+    _check_sizes(seen)
+    _check_meta(seen.meta)
+    for name, rows in (("tokens", seen.tokens), ("memory_tokens", seen.memory_tokens)):
+        if rows is not None and len(rows) != seen[0].shape[0]:
+            raise InputError(f"{name} of {len(rows)} texts in a batch of {seen[0].shape[0]}")
+    texts = [text for rows in (seen.tokens, seen.memory_tokens) for row in rows or [] for text in row]
+    texts += [*seen.layers, *(seen.meta.get(key) or "" for key in ("name", "model", "text"))]
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"a text in it is no Unicode: {error.reason}") from error
+    return seen
 
 
-def _tokens(seen: Seen, batch: int) -> list[str]:
-    return seen.tokens[batch] if seen.tokens else []
+def _check_sizes(seen: Seen) -> None:
+    maps = 0
+    for name in seen.layers:
+        batch, heads, queries, keys = shape = seen[name].shape
+        maps += heads
+        if not min(shape) or batch > MEMBERS or maps > MAPS or max(queries, keys) > LONGEST:
+            raise InputError(f"{name} has sizes that cannot be served: {tuple(shape)}")
 
 
-def _about(id: str, seen: Seen, batch: int, path: Path) -> dict[str, Any]:
-    tokens = _tokens(seen, batch)
-    title = seen.meta.get("text") or " ".join(tokens[:20]) or path.name
-    return {
-        "id": id,
-        "model": seen.meta.get("name") or seen.meta.get("model"),
-        "origin": path.name,
-        "title": title[:80],
-        "tokens": len(tokens) or seen[0].shape[-2],
-        "growing": not seen.complete,
-        "revision": 0,
-    }
+def _check_meta(meta: dict[str, Any]) -> None:
+    for key in ("name", "model", "text"):
+        value = meta.get(key)
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"meta.{key} is not text: {value!r}"[:200])
+        if value is not None and key != "text" and len(value) > NAME:
+            raise InputError(f"meta.{key} has {len(value):,} letters")
+    spans = meta.get("spans")
+    if spans is not None and not (isinstance(spans, list) and all(_is_span(span) for span in spans)):
+        raise InputError("meta.spans are not pairs of whole numbers")
+
+
+def _is_span(span: Any) -> bool:
+    return isinstance(span, list) and len(span) == 2 and all(type(place) is int for place in span)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a regular file, and not a link to one either: a saved run has none."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
