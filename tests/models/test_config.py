@@ -48,6 +48,10 @@ def test_an_honest_config_passes() -> None:
         ({"rope_scaling": {"long_factor": [1.0, float("nan")]}}, "rope_scaling.long_factor=nan"),
         ({"model_type": None}, "does not say which family it is"),
         ({"model_type": ["llama"]}, "does not say which family it is"),
+        ({"architectures": 5}, "architectures=5"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures as a list of names"),
+        ({"architectures": ["LlamaForCausalLM", None]}, "architectures as a list of names"),
+        ({"architectures": {"a": 1}}, "architectures as a list of names"),
         ({"quantization_config": {"quant_method": "gptq"}}, "is quantised in a way"),
     ],
 )

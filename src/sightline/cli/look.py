@@ -39,7 +39,7 @@ def look(
     if out is not None:
         check(out, as_page)
     known = Models([model])
-    name = known.listed()[0]["name"]
+    name = known.first()
     with folder(None if as_page else out) as place:
         run = watched_run(known, name, content, layers, place)
         from sightline.cli.account import account

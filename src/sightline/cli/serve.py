@@ -27,19 +27,24 @@ def serve(
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Look at attention as on a map, in a browser. Ctrl-C stops the server."""
+    from sightline.web.problems import plain
     from sightline.web.serving import serve as run_server
 
     def ready(address: str, service: Service) -> None:
+        order = None
+        if text is not None and service.models is not None:
+            from sightline.web.orders import Order
+
+            # Bytes of a command line that are no text are no text for a model either.
+            order = Order(text.encode("utf-8", "replace").decode(), service.models.first())
         runs = len(service.library.listed())
-        names = ", ".join(known["name"] for known in service.listed_models()) or "none"
+        names = plain(", ".join(known["name"] for known in service.listed_models())) or "none"
         typer.echo(f"Explorer: {address}")
         typer.echo(f"{runs} saved run{'' if runs == 1 else 's'}; models: {names}. Ctrl-C stops it.")
         for skipped in service.skipped:
             typer.echo(f"left out: {skipped}", err=True)
-        if text is not None:
-            from sightline.web.orders import Order
-
-            service.order(Order(text, service.listed_models()[0]["name"]))
+        if order is not None:
+            service.order(order)
         if open_browser:
             typer.launch(address)
 

@@ -61,6 +61,14 @@ def check_config(config: Mapping[str, Any], source: str, shapes: Iterable[tuple[
             got=f"quantization_config={_short(config['quantization_config'])}",
             hint="load the checkpoint it was made from, or a GGUF file of it",
         )
+    kinds = config.get("architectures")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise refused(
+            f"the config of {source} has architectures that cannot be",
+            expected="architectures as a list of names",
+            got=f"architectures={_short(kinds)}",
+            hint="take config.json from where the model is published",
+        )
     for key in (*AXES, *LAYERS, *LENGTHS):
         _check_size(config, key, source)
     for key, most, why in [

@@ -98,6 +98,21 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 
+def left_out(name: str, error: BaseException) -> str:
+    """One line on why something is left out.
+
+    >>> left_out("my run", OSError("the disk\\nis gone"))
+    'my run: OSError: the disk is gone'
+    """
+    reason = " ".join(str(error).split()) if isinstance(error, SightlineError) else told(error)
+    return plain(f"{name}: {reason}")[:400]
+
+
+def plain(text: str) -> str:
+    """A text for a line of a terminal and for JSON: no control characters, no halves of characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def install(app: FastAPI) -> None:
     """Give an application these answers for everything that can go wrong in it."""
 

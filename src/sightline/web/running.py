@@ -20,10 +20,12 @@ import torch
 from sightline.errors import InputError, explain
 from sightline.models import load as load_model
 from sightline.models.builtin import BUILTINS
+from sightline.models.checkpoint import open_checkpoint
 from sightline.nn import MultiHeadAttention
 from sightline.watch import Seen, watch
 from sightline.watch import load as load_run
 from sightline.web.orders import Order, Report, Ticket
+from sightline.web.problems import left_out
 from sightline.web.runs import Run
 
 # What the first view needs of every head; anything else is computed from q and k when it is asked for.
@@ -39,6 +41,8 @@ TITLES = {
 class Models:
     """The models a server may run: built-in names and folders, loaded when first used; two are kept in memory.
 
+    A checkpoint that cannot be read is left out, and `skipped` has a line on why.
+
     >>> [model["name"] for model in Models(["minilm"]).listed()]
     ['minilm']
     """
@@ -46,6 +50,8 @@ class Models:
     def __init__(self, names: Sequence[str] | None = None, kept: int = 2) -> None:
         given = list(names) if names else [name for name, entry in BUILTINS.items() if entry.find() is not None]
         self._paths: dict[str, str] = {}
+        self._causal: dict[str, bool] = {}
+        self.skipped: list[str] = []
         for name in given:
             short = name if name in BUILTINS else Path(name).name
             if name not in BUILTINS and not Path(name).exists():
@@ -57,6 +63,13 @@ class Models:
                         hint="--model minilm",
                     )
                 )
+            try:
+                self._causal[short] = _is_causal(name)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                self.skipped.append(left_out(f"the model {short}", error))
+                continue
             self._paths[short] = name
         self._loaded: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
         self._kept, self._lock = kept, threading.Lock()
@@ -66,10 +79,24 @@ class Models:
 
     def listed(self) -> list[dict[str, Any]]:
         """Every model by name, with a line about it."""
-        return [
-            {"name": name, "title": TITLES.get(name, name), "causal": _is_causal(path)}
-            for name, path in self._paths.items()
-        ]
+        return [{"name": name, "title": TITLES.get(name, name), "causal": self._causal[name]} for name in self._paths]
+
+    def first(self) -> str:
+        """The name of the first model, or an error that says why there is none.
+
+        >>> Models(["minilm"]).first()
+        'minilm'
+        """
+        if not self._paths:
+            raise InputError(
+                explain(
+                    "there is no model to run",
+                    expected=f"one of {', '.join(BUILTINS)}, or a folder with a checkpoint",
+                    got="; ".join(self.skipped) or "none that is installed",
+                    hint="--model minilm",
+                )
+            )
+        return next(iter(self._paths))
 
     def get(self, name: str) -> tuple[Any, Any]:
         """A model and its tokenizer."""
@@ -87,11 +114,9 @@ def _is_causal(name: str) -> bool:
     """Whether a model goes on writing, as far as that can be told without loading it."""
     if name in BUILTINS:
         return name == "smollm2"
-    try:
-        config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
-        return any("CausalLM" in kind or "LMHead" in kind for kind in config.get("architectures") or ())
-    except (OSError, ValueError, AttributeError):
-        return Path(name).suffix == ".gguf"
+    checkpoint = open_checkpoint(name)
+    kinds = checkpoint.config.get("architectures") or ()
+    return Path(name).suffix == ".gguf" or any("CausalLM" in kind or "LMHead" in kind for kind in kinds)
 
 
 def name_order(order: Order) -> str:

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sightline.errors import InputError, SightlineError, explain
+from sightline.errors import InputError, explain
 from sightline.watch import Seen
 from sightline.watch import load as load_run
 from sightline.web.library import Library, Shelf, short
-from sightline.web.problems import Problem, told
+from sightline.web.problems import Problem, left_out, plain
 from sightline.web.running import as_run
 from sightline.web.runs import Run, content_id
 
@@ -57,21 +57,6 @@ def shelve(library: Library, folder: Path) -> list[str]:
             about["title"] = about["title"] or run.origin
             library.shelve(run.id, Shelf(about, partial(_open, run.id, path, run.batch)))
     return skipped
-
-
-def left_out(name: str, error: BaseException) -> str:
-    """One line on why something is left out.
-
-    >>> left_out("my run", InputError("no layers in it yet"))
-    'my run: no layers in it yet'
-    """
-    reason = " ".join(str(error).split()) if isinstance(error, SightlineError) else told(error)
-    return plain(f"{name}: {reason}")[:400]
-
-
-def plain(text: str) -> str:
-    """A text for a line of a terminal and for JSON: no control characters, no halves of characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _runs(path: Path) -> list[Run]:

@@ -46,7 +46,7 @@ class Service:
         self.tiles: Cache[bytes] = Cache(TILES_KEPT)
         self.others: Cache[Any] = Cache(OTHERS_KEPT)
         self.waiters: set[asyncio.Future] = set()  # one for each request that waits for a result
-        self.skipped: list[str] = []  # saved runs that could not be read
+        self.skipped: list[str] = []  # a line on each saved run and model that could not be read
         self._name_order = name_order
 
     def leave(self) -> None:

@@ -20,13 +20,14 @@ BACKLOG = 128
 
 
 def make_service(folders: Sequence[str | Path] = (), models: Sequence[str] | None = None) -> Service:
-    """A service over saved folders and models; what cannot be read is an error before anything starts."""
+    """A service over saved folders and models; what is not there is an error, what cannot be read is left out."""
     known = Models(models)
 
     def grown(run: object) -> None:
         service.library.add(run)  # type: ignore[arg-type]
 
     service = Service(performer(known, grown), name_order, known)
+    service.skipped += known.skipped
     try:
         for folder in folders:
             service.skipped += shelve(service.library, Path(folder))
