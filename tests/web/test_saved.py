@@ -18,7 +18,8 @@ from sightline.watch import watch
 from sightline.web.saved import MAPS, MEMBERS
 from sightline.web.service import Service
 from sightline.web.serving import make_service
-from web.conftest import Client
+from sightline.web.worked import has_ids
+from web.conftest import Client, make_run, sights
 
 LONE = "\ud800"
 
@@ -106,11 +107,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "metadata that is a list": lambda content: content.update(meta=[1]),
     "tokens that are a number": lambda content: content.update(tokens=5),
     "tokens that are numbers": lambda content: content.update(tokens=[[1, 2, 3]]),
-    "tokens of nobody": lambda content: content.update(tokens=[]),
-    "tokens of two": lambda content: content.update(tokens=[["a"] * 3, ["b"] * 3]),
     "a token that is half a character": lambda content: content.update(tokens=[["a", LONE, "b"]]),
     "memory tokens that are none": lambda content: content.update(memory_tokens=[["a", None]]),
-    "memory of two": lambda content: content.update(memory_tokens=[["a"], ["b"]]),
     "a memory that is half a character": lambda content: content.update(memory_tokens=[[LONE]]),
     "ids that are words": lambda content: content.update(ids=[["a"]]),
     "no layers": lambda content: content.update(layers=[]),
@@ -169,6 +167,15 @@ def test_damaged_layers_are_left_out(served: Callable[[], Service], bad: Path) -
     assert_left_out(served())
 
 
+@pytest.mark.parametrize("what", ["a pipe", "a folder", "a device"])
+@pytest.mark.parametrize("kind", ["0000-*-rows", "0000-[0-9]"])
+def test_layers_that_are_no_files_are_left_out(served: Callable[[], Service], bad: Path, what: str, kind: str) -> None:
+    (file,) = bad.glob(f"{kind}.safetensors")
+    file.unlink()
+    INDEXES[what](file)
+    assert_left_out(served())
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 3), (1, 0, 3), (1, 2, 0), (MEMBERS + 1, 1, 1), (1, MAPS + 1, 1)])
 def test_sizes_that_cannot_be_served_are_left_out(
     served: Callable[[], Service], bad: Path, shape: tuple[int, int, int]
@@ -181,6 +188,17 @@ def test_sizes_that_cannot_be_served_are_left_out(
     about |= {"sizes": [[batch], heads, heads, queries, 3, 8, 8], "kept": []}
     save_file({"row": torch.zeros(shape)}, bad / name, metadata={"sightline": json.dumps(about)})
     rewrite(bad, lambda content: content.update(tokens=None))
+    assert_left_out(served())
+
+
+@pytest.mark.parametrize("key", ["tokens", "memory_tokens"])
+def test_tokens_of_fewer_texts_than_there_are_are_left_out(served: Callable[[], Service], bad: Path, key: str) -> None:
+    shutil.rmtree(bad)
+    layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    with torch.no_grad(), watch(layer) as seen:
+        layer(*[torch.randn(2, 3, 16)] * 3)
+    seen.save(bad)
+    rewrite(bad, lambda content: content.update({key: [["a", "b", "c"]]}))
     assert_left_out(served())
 
 
@@ -236,3 +254,14 @@ def test_a_run_that_goes_bad_later_says_so(served: Callable[[], Service], bad: P
     assert answer.status_code == 500
     assert answer.json()["error"] == "the saved run bad cannot be read any more"
     assert client.get("/api/runs").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "ids, batch, known",
+    [([[1, 2, 3]], 0, True), ([[1] * 1000], 0, False), ([[1, 2, 3]], 1, False), ([], 0, False), (None, 0, False)],
+)
+def test_a_model_is_run_again_on_the_tokens_of_the_map_alone(ids: Any, batch: int, known: bool) -> None:
+    """A saved run may name a model of the server and hold a million other ids."""
+    run = make_run(sights(3), ["a", "b", "c"])
+    run.account.ids, run.batch = ids, batch  # type: ignore[attr-defined]
+    assert has_ids(run, 0) is known

@@ -90,15 +90,16 @@ def _run(id: str, seen: Seen, path: Path, batch: int) -> Run:
 
 def _load(path: Path) -> Seen:
     """A saved run of which all that is served has been looked at."""
-    if not _is_file(path / INDEX):
-        raise InputError(f"its {INDEX} is not a regular file")  # a pipe would be waited for without end
+    for file in (path / INDEX, *sorted(path.glob("*.safetensors"))):
+        if not _is_file(file):  # a pipe would be waited for without end
+            raise InputError(f"{file.name} in it is not a regular file")
     seen = load_run(path)
     if not seen.layers:
         raise InputError("no layers in it yet")
     _check_sizes(seen)
     _check_meta(seen.meta)
     for name, rows in (("tokens", seen.tokens), ("memory_tokens", seen.memory_tokens)):
-        if rows is not None and len(rows) != seen[0].shape[0]:
+        if rows and len(rows) < seen[0].shape[0]:
             raise InputError(f"{name} of {len(rows)} texts in a batch of {seen[0].shape[0]}")
     texts = [text for rows in (seen.tokens, seen.memory_tokens) for row in rows or [] for text in row]
     texts += [*seen.layers, *(seen.meta.get(key) or "" for key in ("name", "model", "text"))]

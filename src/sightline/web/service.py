@@ -197,7 +197,7 @@ class Service:
         run.view(layer, head).inside("query", [query], run.layer(layer).queries)
         if key is not None:
             run.view(layer, head).inside("key", [key], run.layer(layer).keys)
-        runs_here = self.models is not None and run.model in self.models and bool(getattr(run.account, "ids", None))
+        runs_here = self.models is not None and run.model in self.models and worked.has_ids(run, layer)
         place = (run.key, "steps of", layer, None if runs_here else head)
         kept = self.others.get(place)
         if kept is None:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 OF_VALUES = ("v", "weighted_value", "sum")
 
 
+def has_ids(run: Run, layer: int) -> bool:
+    """Whether the tokens are known that the map of a layer is of; a saved run may hold others, or very many."""
+    ids = getattr(run.account, "ids", None) or []
+    return run.batch < len(ids) and len(ids[run.batch]) == run.layer(layer).queries
+
+
 def of_model(run: Run, model: Any, layer: int) -> Steps:
     """The steps of one layer, by running the model once more on the same tokens."""
     ids = run.account.ids  # type: ignore[attr-defined]
