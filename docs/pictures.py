@@ -16,8 +16,8 @@ import torch
 
 import sightline as sl
 import sightline.plots as plots
+from sightline.files import write_whole
 from sightline.plots.canvas import COLOURS, FAINT, MARK, new_figure, style, ticks
-from sightline.plots.files import write_whole
 
 IMAGES = Path(__file__).parent / "images"
 SENTENCE = "The kids were scared of the lions, so they left right away."

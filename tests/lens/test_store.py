@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,7 +274,8 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[dict, dict], Any]] = {
-    "another format": lambda about, t: about.update(format=99),
+    "a format of 0": lambda about, t: about.update(format=0),
+    "a format in words": lambda about, t: about.update(format="1"),
     "fewer queries": lambda about, t: about.update(sizes=[[1], 4, 2, 5, 6, 4, 4]),
     "fewer keys": lambda about, t: about.update(sizes=[[1], 4, 2, 6, 5, 4, 4]),
     "another batch": lambda about, t: about.update(sizes=[[2], 4, 2, 6, 6, 4, 4]),
@@ -331,11 +333,11 @@ def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 def test_a_failure_leaves_nothing_behind(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(tensors: object, path: str, metadata: object) -> None:
-        Path(path).write_bytes(b"half of it")
+    def fail(path: Path, *_: object) -> None:
+        path.write_bytes(b"half of it")
         raise error
 
-    monkeypatch.setattr(store, "save_file", fail)
+    monkeypatch.setattr(store, "write_tensors", fail)
     q, k, _ = inputs(1)
     with pytest.raises(type(error)):
         sl.look(q, k).save(tmp_path / "x.sight")
@@ -345,6 +347,61 @@ def test_a_failure_leaves_nothing_behind(error: BaseException, tmp_path: Path, m
         sl.look(q, k).save(tmp_path / "x.sight")
     assert [p.name for p in tmp_path.iterdir()] == ["x.sight"]
     assert (tmp_path / "x.sight").read_bytes() == b"what was there before"
+
+
+def test_a_newer_format_is_refused_by_its_number(saved: Path) -> None:
+    """Whatever else is in it."""
+    for about in ({"format": store.FORMAT + 1, "new": {}}, {"format": 10**30}):
+        save_file({"other": torch.ones(3)}, saved, metadata={"sightline": json.dumps(about)})
+        with pytest.raises(SightFileError, match=r"good.sight was written by a newer version of Sightline") as caught:
+            sl.Sight.load(saved)
+        assert f"\n  expected: format {store.FORMAT} or older, which this version reads\n" in str(caught.value)
+        assert "upgrade" in str(caught.value)
+    assert "got: format a whole number of about 31 digits" in str(caught.value)
+
+
+def test_an_older_file_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, _ = inputs(1)
+    sl.look(q, k, stats=("entropy",)).save(tmp_path / "x.sight", keep_qk=False)
+    newest = store.FORMAT
+    monkeypatch.setattr(store, "FORMAT", newest + 2)
+    monkeypatch.setitem(store.LACKS, newest, "the middle of each row")
+    monkeypatch.setitem(store.LACKS, newest + 1, "its end")
+    old = sl.Sight.load(tmp_path / "x.sight")
+    assert old.entropy.shape == (1, 2, 6)
+    lacks = f"format {newest}, without the middle of each row and its end"
+    with pytest.raises(InputError, match=f"got: one without, from a file of {lacks}"):
+        old.top(3)
+    sl.look(q, k).save(tmp_path / "x.sight", keep_qk=False)
+    with pytest.raises(InputError, match="got: one without\n"):
+        sl.Sight.load(tmp_path / "x.sight").top(3)
+
+
+def test_a_sight_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(stat.S_ISDIR(os.fstat(handle).st_mode)))
+    q, k, _ = inputs(1)
+    sl.look(q, k).save(tmp_path / "x.sight")
+    assert synced == [False, True], "the file, and then the folder"
+
+
+def test_alibi_of_some_heads_is_not_taken_for_another(tmp_path: Path) -> None:
+    """Its slopes are not those of so many heads."""
+    from sightline.watch.portable import bias_heads
+
+    q, k, _ = inputs(1)
+    with pytest.raises(InputTypeError, match="this bias cannot be saved"):
+        sl.look(q, k, bias=bias_heads(sl.alibi(8), [2, 5])).save(tmp_path / "x.sight")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_windows_beyond_all_keys(tmp_path: Path) -> None:
+    q, k, _ = inputs(1)
+    for left in (10**6, 2**40):
+        sight = sl.look(q, k, mask=sl.window(left))
+        loaded = there_and_back(sight, tmp_path)
+        assert str(loaded._call.mask) == f"window({left}, 0)"
+        agree(sight, loaded)
 
 
 def test_saving_over_a_file_replaces_it(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from sightline import files
 from sightline.errors import InputError
 from sightline.lessons.ladder import RUNGS, Settings, checkpoint, climb, make_text
 from sightline.lessons.ladder.sample import sample
 from sightline.lessons.ladder.threads import threads
 from sightline.lessons.ladder.train import Training
-from sightline.plots import files
 
 SETTINGS = Settings(steps=5, batch=4, context=8, width=8, heads=2, layers=2, sample=6)
 TEXT = make_text("fox", "the quick brown fox jumps over the lazy dog. " * 12, SETTINGS.context)

@@ -175,7 +175,7 @@ DAMAGE = {
     "a list": lambda c: [c],
     "deeply nested": lambda c: "[" * 100_000,
     "another format": lambda c: c | {"format": "other"},
-    "a later version": lambda c: c | {"version": 99},
+    "version 0": lambda c: c | {"version": 0},
     "no version": lambda c: {k: v for k, v in c.items() if k != "version"},
     "no layers": lambda c: {k: v for k, v in c.items() if k != "layers"},
     "a path out": lambda c: c | {"layers": [c["layers"][0] | {"file": "../secret.safetensors"}]},
@@ -197,6 +197,48 @@ def test_a_damaged_index_is_refused(tmp_path, damage):
     put(folder, DAMAGE[damage](index(folder)))
     with pytest.raises(SightFileError, match="run is not a watched run"):
         load(folder)
+
+
+def test_a_newer_version_is_refused_by_its_number(tmp_path):
+    folder = run().save(tmp_path / "run")
+    put(folder, {"format": "sightline-seen", "version": 7, "new": {}})
+    with pytest.raises(SightFileError, match="run was written by a newer version of Sightline") as caught:
+        load(folder)
+    assert "expected: format 1 or older" in str(caught.value)
+    assert "got: format 7" in str(caught.value)
+    with pytest.raises(SightFileError, match="newer version"):
+        run().save(folder)  # nor is it written over
+
+
+def test_layers_are_on_the_disk_before_the_index_that_names_them(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+
+    def noted(handle):
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))
+        synced.append("index" if ".index.json." in name else name)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = tmp_path / "run"
+    seen = run(folder=folder)
+    files = [f"000{i}-1{rows}.safetensors" for i in range(len(seen)) for rows in ("", "-rows")]
+    assert synced == [tmp_path.name, *files, "run", "index", "run"], "and nothing waits while the model runs"
+
+
+def test_a_disk_that_is_full_leaves_the_last_whole_index(tmp_path, monkeypatch):
+    import resource
+
+    seen = run()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            seen.save(tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["index.json"]
+    assert not load(tmp_path / "run").complete
+    equal(seen, load(seen.save(tmp_path / "run")))
 
 
 @pytest.mark.parametrize("name", ["0000-1.safetensors", "0000-1-rows.safetensors"])

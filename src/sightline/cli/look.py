@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sightline.errors import InputError, explain
+from sightline.files import write_whole
 
 if TYPE_CHECKING:
     from sightline.web.runs import Run
@@ -146,12 +147,4 @@ def write(out: Path, run: Run) -> None:
     from sightline.web.report import report
 
     content = report(run)
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, out)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(out, lambda file: file.write_bytes(content))

@@ -63,6 +63,7 @@ class Sight:
     def __init__(self, call: Call, row: Tensor, flat: bool = False) -> None:
         self._levels, self._flat, self._unchanged = Levels(call, row), flat, Unchanged(call, row)
         self._kept: dict[Any, Any] = {}
+        self._lacks: str | None = None  # what a file of an older format did not hold
 
     @classmethod
     def of(cls, levels: Levels) -> Sight:
@@ -255,17 +256,17 @@ class Sight:
     def save(self, path: str | Path, keep_qk: bool = True) -> None:
         """Write the sight as a safetensors file: what was computed, and q and k unless `keep_qk=False`.
 
-        The file appears whole or not at all.
+        The file appears whole or not at all, and is on the disk when this returns.
         """
         self._unchanged.check()
         store.save(self, Path(path), keep_qk)
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> Sight:
-        """Read a sight written by `save`, on any machine."""
-        call, row, flat, kept = store.load(Path(path), torch.device(device))
-        sight = Sight(call, row, flat)
-        sight._kept = kept
+        """Read a sight written by `save` of this version or an earlier one, on any machine."""
+        found = store.load(Path(path), torch.device(device))
+        sight = Sight(found.call, found.row, found.flat)
+        sight._kept, sight._lacks = found.kept, found.lacks
         return sight
 
     def __repr__(self) -> str:
@@ -313,7 +314,7 @@ class Sight:
                 explain(
                     f"{what} needs q and k, which were not kept",
                     expected="a sight with q and k",
-                    got="one without",
+                    got="one without" if self._lacks is None else f"one without, from a file of {self._lacks}",
                     hint="save with keep_qk=True, or prepare(…) it before saving",
                 )
             )

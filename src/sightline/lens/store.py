@@ -1,42 +1,71 @@
 """A sight as a safetensors file: tensors, and a description in the metadata. Never pickle.
 
-The description (JSON under the key `sightline`) holds the sizes, scale, soft-cap, normaliser, mask and bias; the
-tensors are the row numbers, what was computed, and q and k if they were kept.
+The description (JSON under the key `sightline`) holds the format's number, the sizes, scale, soft-cap, normaliser, mask
+and bias; the tensors are the row numbers, what was computed, and q and k if they were kept.
+
+Whoever changes what is written gives `FORMAT` the next number, says in `LACKS` what a file of the number before does
+not hold, and keeps a few of those files as test data: every version reads what all earlier ones wrote.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
+import copy
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from sightline import masks, normalizers
+from sightline import normalizers
 from sightline.attention.call import Call, check_bias, check_number, check_sinks, check_softcap
 from sightline.errors import InputTypeError, SightFileError, explain
-from sightline.lens import geometry
-from sightline.lens.requests import ROW_STATS, Picture, Top
-from sightline.masks.base import And, Not, Or
+from sightline.files import write_whole
+from sightline.lens.described import (
+    LARGEST,
+    flag,
+    items,
+    mask_from_json,
+    mask_to_json,
+    one_of,
+    record,
+    request_from_json,
+    request_to_json,
+    whole,
+)
+from sightline.lens.requests import Top
+from sightline.lens.tensor_file import FLOATS, TensorFile, short, write_tensors
+from sightline.masks import Mask
 from sightline.positions import Alibi
 from sightline.shapes import Sizes
 
 if TYPE_CHECKING:
     from sightline.lens.sight import Sight
-    from sightline.masks import Mask
 
 FORMAT = 1
+# What files of an older format do not hold, in words: an error over something that is missing says it.
+LACKS: dict[int, str] = {}
+
+_KEY = "sightline"
+_FIELDS = ("format", "flat", "sizes", "scale", "softcap", "normalizer", "mask", "bias", "kept")
+# Heads of a map without a single row: there is no tensor to count them by.
+_MOST_EMPTY_HEADS = 1 << 16
 
 
-def save(sight: Sight, path: Path, keep_qk: bool) -> None:
+class Loaded(NamedTuple):
+    """What a file holds."""
+
+    call: Call
+    row: Tensor
+    flat: bool
+    kept: dict[Any, Any]
+    lacks: str | None  # what newer files hold and this one does not
+
+
+def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
     """Write a sight: to a temporary file beside the target first, so that the target is never half-written."""
     call = sight._call
-    if call.bias is not None and not isinstance(call.bias, Tensor | Alibi):
+    if call.bias is not None and not isinstance(call.bias, Tensor) and not _is_whole_alibi(call.bias):
         raise InputTypeError(
             explain(
                 "this bias cannot be saved",
@@ -53,7 +82,7 @@ def save(sight: Sight, path: Path, keep_qk: bool) -> None:
         "scale": call.scale,
         "softcap": call.softcap,
         "normalizer": call.normalizer.name,
-        "mask": None if call.mask is None else _describe(call.mask, tensors),
+        "mask": None if call.mask is None else mask_to_json(call.mask, tensors),
         "bias": {"alibi": call.bias.heads} if isinstance(call.bias, Alibi) else None,
         "kept": [],
     }
@@ -64,41 +93,51 @@ def save(sight: Sight, path: Path, keep_qk: bool) -> None:
     if isinstance(call.bias, Tensor):
         tensors["bias"] = call.bias
     for i, (request, value) in enumerate(sight._kept.items()):
-        about["kept"].append(_request_to_json(request))
+        about["kept"].append(request_to_json(request))
         for j, part in enumerate(value if isinstance(value, tuple) else (value,)):
             tensors[f"kept.{i}.{j}"] = part
-    # Copies, because safetensors refuses tensors that share memory.
-    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata={"sightline": json.dumps(about)})
-        # A temporary file is for its owner alone; the finished one is as readable as any other.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, lambda temporary: write_tensors(temporary, tensors, _KEY, about), durable)
 
 
-def load(path: Path, device: torch.device) -> tuple[Call, Tensor, bool, dict[Any, Any]]:
-    """Read what `save` wrote; anything else is a SightFileError."""
+def _is_whole_alibi(bias: object) -> bool:
+    """Whether a bias is said by its number of heads; that of some heads of a larger model is not."""
+    return isinstance(bias, Alibi) and torch.equal(bias.slopes, Alibi(bias.heads).slopes)
+
+
+def load(path: Path, device: torch.device) -> Loaded:
+    """Read what `save` wrote, in this version or an earlier one; anything else is a SightFileError."""
     try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
-            about = json.loads((file.metadata() or {})["sightline"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with TensorFile(path) as file:
+            found = _read(file, path)
     except FileNotFoundError:
         raise
-    except (SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
-        raise _bad(path, f"{type(error).__name__}: {error}") from error
-    try:
-        if about["format"] != FORMAT:
-            raise ValueError(f"format {about['format']}, this version reads {FORMAT}")
-        return _rebuild(about, tensors)
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise _bad(path, f"a description that does not hold: {error}") from error
+    except SightFileError:
+        raise
+    except (ValueError, TypeError, OSError) as error:
+        raise _bad(path, short(str(error), 500)) from error
+    return found if device.type == "cpu" else _moved(found, device)
+
+
+def check_format(name: str, said: Any, newest: int) -> int:
+    """The number of a format that this version can read; a newer one is refused by its number."""
+    if type(said) is not int or said < 1:
+        raise ValueError(f"format: {short(said)} instead of a number from 1 to {newest}")
+    if said > newest:
+        raise SightFileError(
+            explain(
+                f"{name} was written by a newer version of Sightline",
+                expected=f"format {newest} or older, which this version reads",
+                got=f"format {short(said)}",
+                hint="a newer Sightline: pip install --upgrade sightline",
+            )
+        )
+    return said
+
+
+def lacking(format: int) -> str | None:
+    """What a file of this format does not hold, in words; None if nothing."""
+    said = [LACKS[older] for older in range(format, FORMAT) if older in LACKS]
+    return f"format {format}, without {' and '.join(said)}" if said else None
 
 
 def _bad(path: Path, got: str) -> SightFileError:
@@ -112,155 +151,124 @@ def _bad(path: Path, got: str) -> SightFileError:
     )
 
 
-def _rebuild(about: dict, tensors: dict[str, Tensor]) -> tuple[Call, Tensor, bool, dict[Any, Any]]:
-    batch, *rest = about["sizes"]
-    sizes = Sizes(tuple(int(n) for n in batch), *(int(n) for n in rest))
-    row = tensors["row"]
-    _must_be(row, (*sizes.batch, sizes.heads, sizes.queries), "row")
-    if sizes.kv_heads and sizes.heads % sizes.kv_heads:
-        raise ValueError(f"{sizes.heads} heads over {sizes.kv_heads} key heads")
-    q, k = tensors.get("q"), tensors.get("k")
-    if q is not None:
-        if q.dtype != tensors["k"].dtype or not q.is_floating_point():
-            raise ValueError(f"q of {q.dtype} and k of {tensors['k'].dtype}")
-        _must_be(q, (*sizes.batch, sizes.heads, sizes.queries, sizes.dim), "q")
-        _must_be(tensors["k"], (*sizes.batch, sizes.kv_heads, sizes.keys, sizes.dim), "k")
-    mask = None if about["mask"] is None else _understand(about["mask"], tensors)
-    if mask is not None:
-        mask.check(sizes.batch, sizes.heads, sizes.queries, sizes.keys, row.device)
-    bias: Any = tensors.get("bias")
-    if about["bias"] is not None:
-        bias = Alibi(int(about["bias"]["alibi"]))
-    rule, sinks = normalizers.get(about["normalizer"]), tensors.get("sinks")
-    if bias is not None:
-        check_bias(bias, sizes, row.device)
+def _read(file: TensorFile, path: Path) -> Loaded:
+    about = file.about(_KEY)
+    format = check_format(path.name, about.get("format") if isinstance(about, dict) else None, FORMAT)
+    about = record("description", about, _FIELDS)
+    sizes = _sizes(about["sizes"], file)
+    flat = flag("flat", about["flat"])
+    if flat and (sizes.batch or sizes.heads != 1):
+        raise ValueError(f"flat: {sizes.heads} heads and batch {sizes.batch}")
+    row = file.take("row", (*sizes.batch, sizes.heads, sizes.queries), (torch.float32, torch.float64))
+    q, k = _qk(file, sizes, row.dtype)
+    mask = None if about["mask"] is None else mask_from_json("mask", about["mask"], sizes, file)
+    rule = normalizers.get(one_of("normalizer", about["normalizer"], tuple(normalizers.NORMALIZERS)))
+    sinks = file.take("sinks", None, FLOATS) if "sinks" in file.names else None
     if sinks is not None:
         check_sinks(sinks, sizes, rule, row.device)
+    softcap = about["softcap"]
     call = Call(
         q,  # type: ignore[arg-type]
         k,  # type: ignore[arg-type]
         k,  # type: ignore[arg-type]
         sizes,
         mask,
-        bias,
-        check_number("scale", about["scale"]),
-        None if about["softcap"] is None else check_softcap(about["softcap"]),
+        _bias(about["bias"], file, sizes),
+        check_number("scale", _float("scale", about["scale"])),
+        None if softcap is None else check_softcap(_float("softcap", softcap)),
         sinks,
         rule,
         0.0,
     )
+    kept = _kept(about["kept"], file, sizes, row.dtype)
+    file.check_all_taken()
+    return Loaded(call, row, flat, kept, lacking(format))
+
+
+def _sizes(said: Any, file: TensorFile) -> Sizes:
+    """The sizes of the call, held to the tensors of the file."""
+    batch, *rest = items("sizes", said, 7)
+    sizes = Sizes(
+        tuple(whole("sizes.batch", n) for n in items("sizes.batch", batch)),
+        *(whole(f"sizes.{name}", n) for name, n in zip(Sizes._fields[1:], rest, strict=True)),
+    )
+    wanted, found = (*sizes.batch, sizes.heads, sizes.queries), file.shape("row")
+    if found != wanted:
+        raise ValueError(f"row: the shape {found} instead of {wanted}")
+    if sizes.heads != sizes.kv_heads and (not sizes.kv_heads or sizes.heads % sizes.kv_heads):
+        raise ValueError(f"sizes: {sizes.heads} heads over {sizes.kv_heads} key heads")
+    if not math.prod(wanted) and sizes.heads > _MOST_EMPTY_HEADS:
+        raise ValueError(f"sizes: {sizes.heads} heads of an empty map")
+    return sizes
+
+
+def _qk(file: TensorFile, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    if not {"q", "k"} & file.names:
+        return None, None
+    # The numbers of a row are in float64 for float64, and in float32 for everything narrower.
+    dtypes = [d for d in FLOATS if (d == torch.float64) == (dtype == torch.float64)]
+    q = file.take("q", (*sizes.batch, sizes.heads, sizes.queries, sizes.dim), dtypes)
+    k = file.take("k", (*sizes.batch, sizes.kv_heads, sizes.keys, sizes.dim), (q.dtype,))
+    return q, k
+
+
+def _bias(said: Any, file: TensorFile, sizes: Sizes) -> Tensor | Alibi | None:
+    if said is not None:
+        heads = whole("bias.alibi", record("bias", said, ("alibi",))["alibi"], 1)
+        if heads != sizes.heads or "bias" in file.names:
+            raise ValueError(f"bias.alibi: {heads} heads for {sizes.heads}, or a bias beside it")
+        return Alibi(heads)
+    if "bias" not in file.names:
+        return None
+    bias = file.take("bias", None, FLOATS)
+    check_bias(bias, sizes, bias.device)
+    return bias
+
+
+def _kept(said: Any, file: TensorFile, sizes: Sizes, dtype: torch.dtype) -> dict[Any, Any]:
     kept: dict[Any, Any] = {}
-    for i, written in enumerate(about["kept"]):
-        request = _request_from_json(written)
-        parts = tuple(tensors[f"kept.{i}.{j}"] for j in range(2 if isinstance(request, Top) else 1))
-        for part in parts:
-            _must_be(part, _shape_of(request, sizes), str(request))
-        kept[request] = parts if isinstance(request, Top) else parts[0]
-    return call, row, bool(about["flat"]), kept
+    for i, written in enumerate(items("kept", said)):
+        request, shape = request_from_json(f"kept.{i}", written, sizes)
+        if request in kept:
+            raise ValueError(f"kept.{i}: {short(request)} twice")
+        if isinstance(request, Top):
+            keys = file.take(f"kept.{i}.0", shape, (torch.int64,))
+            if keys.numel() and not -1 <= int(keys.min()) <= int(keys.max()) < sizes.keys:
+                raise ValueError(f"kept.{i}.0: keys from {int(keys.min())} to {int(keys.max())} of {sizes.keys}")
+            kept[request] = (keys, file.take(f"kept.{i}.1", shape, (dtype,)))
+        else:
+            kept[request] = file.take(f"kept.{i}.0", shape, (dtype,))
+    return kept
 
 
-def _shape_of(request: Any, sizes: Sizes) -> tuple[int, ...]:
-    """The shape of a kept result."""
-    maps = (*sizes.batch, sizes.heads)
-    if isinstance(request, Top):
-        return (*maps, sizes.queries, request.n)
-    if isinstance(request, Picture):
-        vertical, horizontal = geometry.axes(request, sizes.queries, sizes.keys)
-        return (*maps, *(request.size or (vertical.bins, horizontal.bins)))
-    if request not in (*ROW_STATS, "received"):
-        raise ValueError(f"unknown statistic {request!r}")
-    return (*maps, sizes.keys if request == "received" else sizes.queries)
+def _float(field: str, value: Any) -> Any:
+    """A whole number may be larger than any float."""
+    if type(value) is int and abs(value) > LARGEST:
+        raise ValueError(f"{field}: {short(value)}")
+    return value
 
 
-def _must_be(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)} instead of {shape}")
+def _moved(found: Loaded, device: torch.device) -> Loaded:
+    """The same on another device."""
+    call = found.call
+    named = {name: getattr(call, name) for name in ("q", "k", "bias", "sinks")}
+    changes: dict[str, Any] = {name: t.to(device) for name, t in named.items() if isinstance(t, Tensor)}
+    if "k" in changes:
+        changes["v"] = changes["k"]
+    if call.mask is not None:
+        changes["mask"] = _mask_on(call.mask, device)
+    kept = {
+        request: tuple(t.to(device) for t in value) if isinstance(value, tuple) else value.to(device)
+        for request, value in found.kept.items()
+    }
+    return found._replace(call=call.replace(**changes), row=found.row.to(device), kept=kept)
 
 
-def _request_to_json(request: Any) -> Any:
-    if isinstance(request, Top):
-        return {"top": request.n}
-    if isinstance(request, Picture):
-        return {
-            "picture": [request.size, request.cell, request.rows, request.columns, request.reduce, request.visible_only]
-        }
-    return request
-
-
-def _request_from_json(written: Any) -> Any:
-    if isinstance(written, str):
-        return written
-    if "top" in written:
-        return Top(int(written["top"]))
-    size, cell, rows, columns, reduce, visible_only = written["picture"]
-    return Picture(
-        *(size or (512, 512)),
-        cell=None if cell is None else (int(cell[0]), int(cell[1])),
-        rows=_slice(rows),
-        columns=_slice(columns),
-        reduce=reduce,
-        visible_only=visible_only,
-    )
-
-
-def _slice(pair: list | None) -> slice | None:
-    return None if pair is None else slice(int(pair[0]), None if pair[1] is None else int(pair[1]))
-
-
-def _describe(mask: Mask, tensors: dict[str, Tensor]) -> dict:
-    """A mask as JSON; its tensors go beside the others."""
-
-    def put(tensor: Tensor | None) -> str | None:
-        if tensor is None:
-            return None
-        name = f"mask.{len(tensors)}"
-        tensors[name] = tensor
-        return name
-
-    if isinstance(mask, masks.Band):
-        return {"is": "band", "left": mask.left, "right": mask.right, "align": mask.align}
-    if isinstance(mask, masks.Prefix):
-        return {"is": "prefix", "n": mask.n}
-    if isinstance(mask, masks.Documents):
-        return {"is": "documents", "ids": put(mask.ids), "key_ids": put(mask.key_ids)}
-    if isinstance(mask, masks.Padding):
-        return {"is": "padding", "of": put(mask.lengths if mask.real is None else mask.real)}
-    if isinstance(mask, masks.Dense):
-        return {"is": "dense", "table": put(mask.table)}
-    if isinstance(mask, And | Or):
-        return {"is": mask.sign, "left": _describe(mask.left, tensors), "right": _describe(mask.right, tensors)}
-    if isinstance(mask, Not):
-        return {"is": "~", "of": _describe(mask.mask, tensors)}
-    raise InputTypeError(
-        explain(
-            "this mask cannot be saved",
-            expected="a mask of Sightline's own",
-            got=type(mask).__name__,
-            hint="sl.dense(mask.to_dense(queries, keys)) for a small one",
-        )
-    )
-
-
-def _understand(about: dict, tensors: dict[str, Tensor]) -> Mask:
-    kind = about["is"]
-    if kind == "band":
-        align = about["align"]
-        if align not in ("end", "start"):
-            raise ValueError(f"alignment {align!r}")
-        sides = [None if n is None else int(n) for n in (about["left"], about["right"])]
-        return masks.Band(sides[0], sides[1], align)
-    if kind == "prefix":
-        return masks.prefix(int(about["n"]))
-    if kind == "documents":
-        key_ids = about["key_ids"]
-        return masks.documents(tensors[about["ids"]], None if key_ids is None else tensors[key_ids])
-    if kind == "padding":
-        return masks.padding(tensors[about["of"]])
-    if kind == "dense":
-        return masks.dense(tensors[about["table"]])
-    if kind in ("&", "|"):
-        left, right = _understand(about["left"], tensors), _understand(about["right"], tensors)
-        return left & right if kind == "&" else left | right
-    if kind == "~":
-        return ~_understand(about["of"], tensors)
-    raise ValueError(f"unknown mask {kind!r}")
+def _mask_on(mask: Mask, device: torch.device) -> Mask:
+    moved = copy.copy(mask)
+    for name, value in list(vars(moved).items()):
+        if isinstance(value, Tensor):
+            setattr(moved, name, value.to(device))
+        elif isinstance(value, Mask):
+            setattr(moved, name, _mask_on(value, device))
+    return moved

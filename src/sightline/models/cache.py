@@ -17,6 +17,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -70,7 +71,9 @@ def store(name: str, source_sum: str, checkpoint: Checkpoint) -> Path | None:
         final = place(name, source_sum)
         final.parent.mkdir(parents=True, exist_ok=True)
         _sweep(final.parent)
-        part = Path(tempfile.mkdtemp(prefix=PART, dir=final.parent))
+        # Made as any folder is made, for whom the umask allows; tempfile's are for their owner alone.
+        part = final.parent / f"{PART}{token_hex(6)}"
+        part.mkdir()
         needed = sum(math.prod(checkpoint.shape(n)) * checkpoint.dtype(n).itemsize for n in checkpoint.names)
         if shutil.disk_usage(part).free < 1.1 * needed:
             raise OSError(f"{needed} bytes would hardly fit")
@@ -150,10 +153,6 @@ def _write_tensors(path: Path, checkpoint: Checkpoint) -> str:
 
 def _publish(part: Path, final: Path, name: str, source_sum: str) -> None:
     """Rename the finished folder into place; a damaged copy there is put aside, a good one of another process wins."""
-    # Temporary folders are for their owner alone; this one is as readable as any other.
-    umask = os.umask(0)
-    os.umask(umask)
-    part.chmod(0o777 & ~umask)
     for _ in range(_TRIES):
         try:
             part.rename(final)

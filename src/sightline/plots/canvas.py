@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sightline.errors import InputError, InputTypeError, MissingExtraError, explain
-from sightline.plots.files import write_whole
+from sightline.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

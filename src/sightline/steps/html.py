@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import struct
-import tempfile
 import zlib
 from collections.abc import Collection, Sequence
 from html import escape
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sightline.files import write_whole
 from sightline.steps.labels import shown
 from sightline.steps.numbers import number, weight
 
@@ -88,23 +88,12 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     """Write a file that appears whole or not at all."""
     check_target(path)
     target = Path(path)
-    name = None
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".sightline-", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # a temporary file is private; a page is as any other file
-        os.replace(name, target)
-    except BaseException as error:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror or str(error), str(target)) from error
-        raise
+        write_whole(
+            target, lambda file: file.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        )
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(target)) from error
 
 
 def rich_text(text: str) -> str:

@@ -1,26 +1,27 @@
 """A run as a folder: one safetensors file for the sight of each layer, and a JSON index. Never pickle.
 
 Every file is written beside its place and then renamed, the index last: whoever reads finds whole files only, also
-while the run goes on (`complete` is false then).
+while the run goes on (`complete` is false then). When it is complete, all of it is on the disk.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sightline.errors import InputError, SightFileError, explain
+from sightline.files import make_folder, parse_json, read_bytes, sync_file, sync_folder, write_whole
 from sightline.lens import store
+from sightline.lens.described import flag, items, one_of, record, whole
+from sightline.lens.tensor_file import TensorFile, short, write_tensors
 from sightline.watch.grow import Layer
 from sightline.watch.kept import KeptSight
 from sightline.watch.portable import has_table, writable_bias, writable_mask
@@ -29,9 +30,10 @@ from sightline.watch.shares import SHARES
 
 FORMAT, VERSION = "sightline-seen", 1
 INDEX = "index.json"
-_ROWS = (*SHARES, "real", "repeated")
-# The index holds names and tokens; one larger than this is not ours.
-_LARGEST_INDEX = 256 << 20
+_FLAGS = ("real", "repeated")
+_ROWS = (*SHARES, *_FLAGS)
+# The index holds names and tokens: at most so many bytes, and so many more for each byte of tensors beside it.
+_SMALL_INDEX, _PER_BYTE = 4 << 20, 64
 # A table of queries x keys is written beside a map that is known whole.
 _SMALL = 512 * 512
 
@@ -91,7 +93,7 @@ class Writer:
             self._index(False)
             for old in self.folder.glob("[0-9][0-9][0-9][0-9]-*.safetensors"):
                 old.unlink()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._index(False)
         if self.free:
             self.seen._folder = self.folder
@@ -116,7 +118,12 @@ class Writer:
         """Write what has grown, and say that it is all."""
         self._write_grown()
         self.seen.complete = complete
-        self._index(complete)
+        # The layers are on the disk before the index that names them.
+        for name in self.written:
+            for file in self.files[name]:
+                sync_file(self.folder / file)
+        sync_folder(self.folder)
+        self._index(complete, durable=True)
 
     def _write_grown(self) -> bool:
         grown = [
@@ -145,16 +152,17 @@ class Writer:
         parts = len(layer.parts) if isinstance(layer, Layer) else 1
         names = (f"{number:04d}-{parts}.safetensors", f"{number:04d}-{parts}-rows.safetensors")
         path = self.folder / names[0]
-        store.save(copy, path, keep_qk=keep)
+        # It waits for the disk once, at the end, and not in the middle of the model.
+        store.save(copy, path, keep_qk=keep, durable=False)
         rows = {name: found for name in _ROWS if (found := layer.rows(name)) is not None}
-        _write_tensors({name: t.contiguous() for name, t in rows.items()}, self.folder / names[1])
+        write_whole(self.folder / names[1], lambda temporary: write_tensors(temporary, rows), durable=False)
         self.stale[0] += [old for old in self.files.get(layer.name, ()) if old not in names]
         self.files[layer.name] = names
         self.written[layer.name] = parts
         if isinstance(layer, Layer) and self.free:
             layer.forget(lambda: _read_sight(path))
 
-    def _index(self, complete: bool) -> None:
+    def _index(self, complete: bool, durable: bool = False) -> None:
         layers = []
         for name, layer in self.seen._layers.items():
             if name not in self.written:
@@ -176,13 +184,24 @@ class Writer:
             "version": VERSION,
             "complete": complete,
             "meta": self.seen.meta,
-            "ids": self.seen.ids,
-            "memory_ids": self.seen.memory_ids,
-            "tokens": self.seen.tokens,
-            "memory_tokens": self.seen.memory_tokens,
+            # Of a long text they would be larger than all that is there before the first layer.
+            "ids": self.seen.ids if layers else None,
+            "memory_ids": self.seen.memory_ids if layers else None,
+            "tokens": self.seen.tokens if layers else None,
+            "memory_tokens": self.seen.memory_tokens if layers else None,
             "layers": layers,
         }
-        _replace(self.folder / INDEX, lambda path: Path(path).write_text(json.dumps(content), encoding="utf-8"))
+        text = json.dumps(content).encode()
+        if len(text) > _largest_index(self.folder):
+            raise InputError(
+                explain(
+                    "the tokens are too long for the run",
+                    expected=f"{INDEX} of at most {_largest_index(self.folder):,} bytes beside its tensors",
+                    got=f"{len(text):,} bytes",
+                    hint="seen.tokens = shorter ones, or less in seen.meta",
+                )
+            )
+        write_whole(self.folder / INDEX, lambda path: path.write_bytes(text), durable)
         for old in self.stale.pop():
             (self.folder / old).unlink(missing_ok=True)
         self.stale.insert(0, [])
@@ -192,23 +211,11 @@ class Writer:
             self.stale.append([])
 
 
-def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    _replace(path, lambda temporary: save_file({n: t.clone() for n, t in tensors.items()}, temporary))
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write beside the target, then rename: the target is never half-written."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    try:
-        write(temporary)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _largest_index(folder: Path) -> int:
+    """How many bytes of index can belong to the tensors of a folder."""
+    with os.scandir(folder) as files:
+        beside = sum(file.stat(follow_symlinks=False).st_size for file in files if file.name.endswith(".safetensors"))
+    return _SMALL_INDEX + _PER_BYTE * beside
 
 
 @dataclass
@@ -236,26 +243,32 @@ class StoredLayer:
 
     def rows(self, name: str) -> Tensor | None:
         if self._rows is None:
-            try:
-                with safe_open(str(self.rows_path), framework="pt") as file:
-                    self._rows = {key: file.get_tensor(key) for key in file.keys() if key in _ROWS}  # noqa: SIM118
-            except (SafetensorError, OSError, ValueError) as error:
-                raise _bad(self.rows_path.parent, f"{self.rows_path.name}: {error}") from error
             batch, heads, queries, _ = self.sight().shape
-            for key, found in self._rows.items():
-                if found.shape != ((batch, queries) if key in ("real", "repeated") else (batch, heads, queries)):
-                    raise _bad(self.rows_path.parent, f"{key} of {self.name} has shape {tuple(found.shape)}")
+            try:
+                with TensorFile(self.rows_path) as file:
+                    self._rows = {
+                        key: file.take(key, (batch, queries), (torch.bool,))
+                        if key in _FLAGS
+                        else file.take(key, (batch, heads, queries), (torch.float32, torch.float64))
+                        for key in _ROWS
+                        if key in file.names
+                    }
+                    file.check_all_taken()
+            except (ValueError, OSError) as error:
+                raise _bad(self.rows_path.parent, f"{self.rows_path.name}: {short(str(error), 300)}") from error
         return self._rows.get(name)
 
 
 def _read_sight(path: Path) -> KeptSight:
     try:
-        call, row, flat, kept = store.load(path, torch.device("cpu"))
+        found = store.load(path, torch.device("cpu"))
     except FileNotFoundError as error:
         raise _bad(path.parent, f"{path.name} is missing") from error
-    if flat or (call.q is not None and call.q.dim() != 4):
+    if found.flat or len(found.call.sizes.batch) != 1:
         raise _bad(path.parent, f"{path.name} is the sight of a single map")
-    return KeptSight(call, row, kept)
+    sight = KeptSight(found.call, found.row, found.kept)
+    sight._lacks = found.lacks
+    return sight
 
 
 def load(folder: Path) -> Seen:
@@ -264,58 +277,102 @@ def load(folder: Path) -> Seen:
         raise FileNotFoundError(f"no such folder: {folder}")
     content = _read_index(folder)
     try:
-        seen = Seen(meta=dict(content["meta"]), complete=bool(content["complete"]))
+        content = record("index", content, _FIELDS)
+        seen = Seen(meta=_meta(content["meta"]), complete=flag("complete", content["complete"]))
         seen._folder = folder
-        seen._ids = (_numbers(content["ids"]), _numbers(content["memory_ids"]))
+        seen._ids = (_numbers("ids", content["ids"]), _numbers("memory_ids", content["memory_ids"]))
         seen.tokens, seen.memory_tokens = content["tokens"], content["memory_tokens"]
-        for entry in content["layers"]:
-            name, kind = entry["name"], entry["kind"]
-            heads = entry["heads"]
-            if not isinstance(name, str) or name in seen._layers or kind not in ("self", "cross"):
-                raise ValueError(f"a layer {name!r} of kind {kind!r}")
-            if heads is not None and not all(isinstance(head, int) and head >= 0 for head in heads):
-                raise ValueError(f"heads {heads!r}")
-            files = _inside(folder, entry["file"]), _inside(folder, entry["rows"])
-            index, module, known = int(entry["index"]), str(entry["module"]), bool(entry["mask_known"])
-            seen._layers[name] = StoredLayer(name, index, kind, module, heads, *files, known)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _bad(folder, f"an index that does not hold: {error}") from error
+        for i, entry in enumerate(items("layers", content["layers"])):
+            layer = _layer(f"layers.{i}", record(f"layers.{i}", entry, _LAYER_FIELDS), folder)
+            if layer.name in seen._layers:
+                raise ValueError(f"layers.{i}.name: {short(layer.name)} twice")
+            seen._layers[layer.name] = layer
+    except (TypeError, ValueError) as error:
+        raise _bad(folder, f"{INDEX}: {short(str(error), 300)}") from error
     return seen
 
 
-def _inside(folder: Path, name: Any) -> Path:
-    """A plain file of the folder: no path out of it, and no link."""
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", "..") or "\\" in name:
-        raise ValueError(f"a file name {name!r}")
+_FIELDS = ("format", "version", "complete", "meta", "ids", "memory_ids", "tokens", "memory_tokens", "layers")
+_LAYER_FIELDS = ("name", "index", "kind", "module", "heads", "file", "rows", "mask_known")
+
+
+def _layer(field: str, entry: dict[str, Any], folder: Path) -> StoredLayer:
+    heads = entry["heads"]
+    if heads is not None:
+        heads = [whole(f"{field}.heads", head) for head in items(f"{field}.heads", heads)]
+        if len(set(heads)) < len(heads):
+            raise ValueError(f"{field}.heads: a head twice")
+    return StoredLayer(
+        _text(f"{field}.name", entry["name"]),
+        whole(f"{field}.index", entry["index"]),
+        one_of(f"{field}.kind", entry["kind"], ("self", "cross")),
+        _text(f"{field}.module", entry["module"]),
+        heads,
+        _inside(f"{field}.file", folder, entry["file"]),
+        _inside(f"{field}.rows", folder, entry["rows"]),
+        flag(f"{field}.mask_known", entry["mask_known"]),
+    )
+
+
+def _inside(field: str, folder: Path, name: Any) -> Path:
+    """A plain file of the folder: no path out of it, and no link, pipe or device."""
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
+        raise ValueError(f"{field}: a file name {short(name)}")
+    if "\\" in name or len(name.encode()) > 255:
+        raise ValueError(f"{field}: a file name {short(name)}")
     path = folder / name
-    if path.is_symlink():
-        raise ValueError(f"a link {name!r}")
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # said when the layer is asked for
+        return path
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{field}: {short(name)} is a link, a folder, a pipe or a device")
     return path
 
 
 def _read_index(folder: Path) -> dict:
     path = folder / INDEX
     try:
-        if path.is_symlink() or path.stat().st_size > _LARGEST_INDEX:
-            raise _bad(folder, f"an {INDEX} that is a link or too large")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, SightFileError):
-            raise
-        raise _bad(folder, f"{INDEX}: {type(error).__name__}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _bad(folder, f"an {INDEX} of something else")
-    if content.get("version") != VERSION:
-        raise _bad(folder, f"version {content.get('version')!r}; this version reads {VERSION}")
+        if path.is_symlink():
+            raise ValueError("a link")
+        content = parse_json(read_bytes(path, _largest_index(folder)), nan=True)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError("the index of something else")
+        store.check_format(folder.name, content.get("version"), VERSION)
+    except SightFileError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _bad(folder, f"{INDEX}: {short(str(error), 300)}") from error
     return content
 
 
-def _numbers(ids: Any) -> list[list[int]] | None:
+def _numbers(field: str, ids: Any) -> list[list[int]] | None:
     if ids is None:
         return None
-    if not isinstance(ids, list) or not all(isinstance(row, list) and all(type(i) is int for i in row) for row in ids):
-        raise ValueError("ids that are not lists of whole numbers")
+    for row in items(field, ids):
+        for number in items(field, row):
+            whole(field, number, -(1 << 63), (1 << 63) - 1)
     return ids
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{field}: {short(value)} instead of a text")
+    return value
+
+
+def _meta(said: Any) -> dict[str, Any]:
+    """What a run says of itself: anything, but for the few things that are read."""
+    if not isinstance(said, dict):
+        raise ValueError(f"meta: {short(said)} instead of an object")
+    for name in ("model", "name", "text"):
+        if said.get(name) is not None:
+            _text(f"meta.{name}", said[name])
+    if said.get("spans") is not None:
+        for pair in items("meta.spans", said["spans"]):
+            for number in items("meta.spans", pair, 2):
+                whole("meta.spans", number)
+    return said
 
 
 def _bad(folder: Path, got: str) -> SightFileError:

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sightline.errors import InputError, explain
+from sightline.files import write_whole
 from sightline.lessons.ladder.rungs import RUNGS
 from sightline.lessons.ladder.settings import Settings
 from sightline.lessons.ladder.text import Text
-from sightline.plots.files import write_whole
 
 FORMAT = 2  # raised whenever rungs or training change: a ladder is one thing from its first rung to its last
 NAME = "checkpoint.safetensors"

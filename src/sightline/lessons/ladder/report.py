@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from sightline import plots
+from sightline.files import write_whole
 from sightline.lessons.ladder.settings import Settings
 from sightline.lessons.ladder.text import Text
-from sightline.plots.files import write_whole
 
 COLUMNS = ("rung", "what it adds", "parameters", "loss", "better by")
 ALLOWED = 0.01  # nats by which a rung may be worse than the one below and still be called as good
