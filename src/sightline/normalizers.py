@@ -42,6 +42,9 @@ class Normalizer:
     weights: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     slope: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
+    def __reduce__(self) -> tuple[Callable[[str], Normalizer], tuple[str]]:
+        return get, (self.name,)  # there is one of each, and a copy is that one
+
     @property
     def is_softmax(self) -> bool:
         """Whether rows are coupled through their log-sum-exp."""

@@ -16,6 +16,7 @@ from sightline.attention.tiles import Columns, scaled_rows
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.lens import geometry, store
 from sightline.lens.compute import Weighted, compute
+from sightline.lens.copies import alone
 from sightline.lens.levels import Levels
 from sightline.lens.limits import require
 from sightline.lens.requests import Picture, Request, Top, parse
@@ -268,6 +269,16 @@ class Sight:
         sight = Sight(found.call, found.row, found.flat)
         sight._kept, sight._lacks = found.kept, found.lacks
         return sight
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy` and `pickle` take along: tensors without their graph, and without what they are views of."""
+        self._unchanged.check()
+        rest = {name: value for name, value in self.__dict__.items() if name not in ("_levels", "_unchanged")}
+        return alone(rest | {"call": self._call, "row": self._row})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        call, row = state.pop("call"), state.pop("row")
+        self.__dict__.update(state, _levels=Levels(call, row), _unchanged=Unchanged(call, row))
 
     def __repr__(self) -> str:
         call = self._call

@@ -123,6 +123,10 @@ class Mask:
         leading = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
         return torch.cat([part.expand(*leading, part.shape[-1]) for part in parts], -1)
 
+    def __getstate__(self) -> dict[str, object]:
+        """What `copy` and `pickle` take along: not what was made from tensors whose changes are counted anew."""
+        return {name: None if name == "_kept" else value for name, value in self.__dict__.items()}
+
     def __and__(self, other: Mask) -> Mask:
         return And(self, as_mask(other))
 

@@ -6,15 +6,16 @@ tile, so that a queries x keys table never exists.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError, InputTypeError, explain
 from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.masks.base import MaskMod
 
@@ -37,7 +38,33 @@ def cells(
     )
 
 
-class ModMask(Mask):
+class _OfFunction:
+    """Something given as a function. A copy of a function is the function, as everywhere in Python."""
+
+    function: MaskMod
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.function)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            raise InputTypeError(
+                explain(
+                    "a mask or bias that is a function cannot be pickled",
+                    expected="a function of a module, which is found again by its name",
+                    got=getattr(self.function, "__qualname__", type(self.function).__name__),
+                    hint="seen.save(folder), which writes it out, and sl.load(folder)",
+                )
+            ) from None
+        return self.__dict__
+
+
+class ModMask(_OfFunction, Mask):
     """A mask given as a function `(b, h, i, j) -> bool` of tensors of indices.
 
     `blocks` may say of blocks of the map whether they are empty, mixed or full; without it every tile is looked at.
@@ -110,7 +137,7 @@ def _over_blocks(
     return np.array([[reduce(table[a:b, c:d]) for c, d in columns] for a, b in rows])
 
 
-class ModBias:
+class ModBias(_OfFunction):
     """A bias given as a function `(b, h, i, j) -> number` of tensors of indices."""
 
     def __init__(self, function: MaskMod, batch: int, heads: int, device: torch.device | str = "cpu") -> None:
