@@ -395,6 +395,18 @@ def test_alibi_of_some_heads_is_not_taken_for_another(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_everything_goes_to_the_device_that_is_asked_for(saved: Path) -> None:
+    q, k, _ = inputs(1, heads=4, kv_heads=2)
+    mask = sl.causal() & ~sl.documents(torch.arange(6) // 2) | sl.padding([3])
+    sl.look(q, k, mask=mask, sinks=torch.zeros(4), bias=torch.zeros(6, 6), stats=("entropy", sl.Top(2))).save(saved)
+    there = sl.Sight.load(saved, "meta")
+    call, meta = there._call, torch.device("meta")
+    tensors = [there.lse, there.entropy, *there.top(2), call.q, call.k, call.bias, call.sinks]
+    tensors += [call.mask.left.right.mask.ids, call.mask.right.lengths]
+    assert {t.device for t in tensors} == {meta}
+    assert call.v is call.k
+
+
 def test_windows_beyond_all_keys(tmp_path: Path) -> None:
     q, k, _ = inputs(1)
     for left in (10**6, 2**40):
