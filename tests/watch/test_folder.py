@@ -144,7 +144,7 @@ def test_a_mask_that_is_a_function_is_written_out(tmp_path):
     from sightline.watch.mods import ModMask
 
     sight = seen[0]
-    sight._call = sight._call.replace(mask=ModMask(lambda b, h, i, j: i >= j, 3))
+    sight._levels.call = sight._call.replace(mask=ModMask(lambda b, h, i, j: i >= j, 3))
     loaded = load(seen.save(tmp_path / "run"))
     area = slice(0, 12), slice(0, 12)
     torch.testing.assert_close(loaded[0].tile(*area), sight.tile(*area))

@@ -154,3 +154,9 @@ def sink_takes(sinks: Tensor, row: Tensor) -> Tensor:
     # torch's softplus takes large numbers for themselves as soon as float32 does.
     found = torch.clamp_min(over, 0.0) + torch.log1p(torch.exp(-over.abs()))
     return torch.where(row == -torch.inf, 0.0, found)
+
+
+def without_sink(sinks: Tensor, lse: Tensor) -> Tensor:
+    """The logarithm of a row's sum less its sink; -inf where the sink is all there is."""
+    share = (sinks[..., None].to(lse.dtype) - level_of(lse)).exp().clamp_max(1.0)
+    return torch.where(lse == -torch.inf, lse, lse + torch.log1p(-share))

@@ -17,7 +17,7 @@ from sightline.attention.api import run as run_backend
 from sightline.attention.api import spoiled
 from sightline.attention.choose import choose
 from sightline.attention.tiles import row_numbers
-from sightline.lens.levels import level_of
+from sightline.lens.levels import without_sink
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -47,12 +47,6 @@ def keys_alone(call: Call, lse: Tensor) -> Float[Tensor, "*batch heads queries"]
     # Where the sink has nearly everything, nothing of the keys is left in the sum.
     lost = (found < lse - 8) & (lse > -torch.inf)
     return rows_only(call) if bool(lost.any()) else found
-
-
-def without_sink(sinks: Tensor, lse: Tensor) -> Tensor:
-    """The logarithm of a row's sum less its sink; -inf where the sink is all there is."""
-    share = (sinks[..., None].to(lse.dtype) - level_of(lse)).exp().clamp_max(1.0)
-    return torch.where(lse == -torch.inf, lse, lse + torch.log1p(-share))
 
 
 _WITH_LSE = {"sdpa": sdpa.run_with_lse, "flex": flex.run_with_lse, "streaming": streaming.run_with_rows}

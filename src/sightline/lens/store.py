@@ -33,6 +33,7 @@ from sightline.lens.described import (
     request_to_json,
     whole,
 )
+from sightline.lens.levels import without_sink
 from sightline.lens.requests import Top
 from sightline.lens.tensor_file import FLOATS, TensorFile, short, write_tensors
 from sightline.masks import Mask
@@ -42,9 +43,9 @@ from sightline.shapes import Sizes
 if TYPE_CHECKING:
     from sightline.lens.sight import Sight
 
-FORMAT = 1
+FORMAT = 2
 # What files of an older format do not hold, in words: an error over something that is missing says it.
-LACKS: dict[int, str] = {}
+LACKS: dict[int, str] = {1: "the lse of the keys apart from a sink's"}
 
 _KEY = "sightline"
 _FIELDS = ("format", "flat", "sizes", "scale", "softcap", "normalizer", "mask", "bias", "kept")
@@ -180,6 +181,8 @@ def _read(file: TensorFile, path: Path) -> Loaded:
         rule,
         0.0,
     )
+    if format == 1 and sinks is not None:
+        row = without_sink(sinks, row)
     kept = _kept(about["kept"], file, sizes, row.dtype)
     file.check_all_taken()
     return Loaded(call, row, flat, kept, lacking(format))
