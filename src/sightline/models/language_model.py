@@ -14,6 +14,7 @@ from sightline.models.sampling import Sampler
 from sightline.models.text import TextModel, as_padding
 from sightline.models.text_stream import TextStream
 from sightline.nn import Decoder, DecoderCache, MultiHeadAttention
+from sightline.nn.intact import TakesCache
 from sightline.positions.base import whole
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from sightline.attention.call import MaskLike
 
 
-class LanguageModel(TextModel):
+class LanguageModel(TakesCache, TextModel):
     """A decoder of text such as GPT-2 or Llama: `model(ids)` gives logits, `model.generate(prompt)` goes on writing.
 
     Made by `sl.models.load`. `model.observe(text)` gives the logits and the sights of all layers.

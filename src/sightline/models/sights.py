@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sightline import lens
 from sightline.errors import InputError, explain
 from sightline.lens import Sight
+from sightline.nn.intact import put_back, state_of
 from sightline.nn.observe import observing
 
 if TYPE_CHECKING:
@@ -52,12 +53,17 @@ def observe(
     model: nn.Module, args: tuple, options: dict[str, Any], stats: Any, layers: Layers, heads: Heads
 ) -> tuple[Tensor, Sights]:
     """The output of a call, without a gradient, and the sights of chosen layers and heads."""
-    # Of some heads only, the statistics are computed afterwards, for them alone.
-    with observing(model, stats if heads is None else (), layers) as seen:
-        out: Tensor = model(*args, **options)
-    if heads is None:
-        return out, Sights(seen)
-    return out, Sights({name: some_heads(sight, heads, stats) for name, sight in seen.items()})
+    before = state_of(options.get("cache"))
+    try:
+        # Of some heads only, the statistics are computed afterwards, for them alone.
+        with observing(model, stats if heads is None else (), layers) as seen:
+            out: Tensor = model(*args, **options)
+        if heads is None:
+            return out, Sights(seen)
+        return out, Sights({name: some_heads(sight, heads, stats) for name, sight in seen.items()})
+    except BaseException:
+        put_back(before)
+        raise
 
 
 def some_heads(sight: Sight, heads: Heads, stats: Any = ()) -> Sight:

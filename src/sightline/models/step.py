@@ -19,6 +19,7 @@ from sightline.attention.packing import packed, unpacked
 from sightline.masks import Band
 from sightline.nn import Decoder, DecoderCache, DecoderLayer, FeedForward, MultiHeadAttention
 from sightline.nn.feedforward import ACTIVATIONS
+from sightline.nn.intact import put_back, state_of
 from sightline.nn.joined import Affine, side_by_side
 from sightline.positions import Learned, Rotary
 from sightline.positions.rotary import Turns
@@ -69,6 +70,14 @@ class Step:
             at: where the tokens stand, `[batch, 1]`; where the cache ends if not given.
             real: which keys are real, `[batch, keys]`, those of x included; all if not given.
         """
+        before = state_of(cache)
+        try:
+            return self._through_layers(x, cache, at, real)
+        except BaseException:
+            put_back(before)
+            raise
+
+    def _through_layers(self, x: Tensor, cache: DecoderCache, at: Tensor | None, real: Tensor | None) -> Tensor:
         batch, width = x.shape[0], x.shape[-1]
         x, places = self.decoder._place(x, at, cache.length)
         turns = places if isinstance(places, Turns) else None

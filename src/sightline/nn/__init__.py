@@ -18,8 +18,9 @@ Time is whatever there is a sequence of (words, patches of an image, stations), 
 All modules with attention inside have `observe`: the output of the same call, and its sights.
 """
 
-from sightline.nn.cache import DecoderCache, KVCache
+from sightline.nn.cache import KVCache
 from sightline.nn.decoder import Decoder, DecoderLayer
+from sightline.nn.decoder_cache import DecoderCache
 from sightline.nn.encoder import Encoder, EncoderLayer
 from sightline.nn.feedforward import FeedForward
 from sightline.nn.from_torch import masks_from_torch

@@ -5,13 +5,14 @@ A cache of n tokens holds 2 * kv_heads * head_dim numbers per token and sequence
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.nn.memory import Source
 from sightline.positions.base import whole
 
 if TYPE_CHECKING:
@@ -26,7 +27,15 @@ class KVCache:
 
     What `append` returns are views: a later `append` leaves them as they are, `reset` and then `append` writes over
     them. Meant for `torch.no_grad()` or `torch.inference_mode()`. Keys and values that carry a gradient are
-    concatenated instead, which copies all of them at every step but keeps the gradient of every step right.
+    concatenated instead, which copies all of them at every step but keeps the gradient of every step right. Modes may
+    follow each other in any order; gradients end at tokens that were put in without one.
+
+    A module's call that fails, for whatever reason, leaves its cache as it was.
+
+    The cache of a cross-attention also holds the memory that its keys and values were made of, to notice another one,
+    of which they are made anew: without a copy, or with one copy (of `memory`, for all layers of a decoder) if it was
+    made in inference mode, where torch does not count changes. Not noticed are changes of weights, and changes of a
+    memory that torch does not count: through `.data`, or through numpy.
 
     >>> from sightline import nn as slnn
     >>> cache = slnn.KVCache()
@@ -43,6 +52,7 @@ class KVCache:
         self._keys: Tensor | None = None  # [*batch, kv_heads, capacity, head_dim]
         self._values: Tensor | None = None
         self._length = 0
+        self._source: Source | None = None  # of a memory's keys and values
 
     @property
     def length(self) -> int:
@@ -62,23 +72,24 @@ class KVCache:
     @property
     def keys(self) -> Float[Tensor, "*batch kv_heads length head_dim"]:
         """All keys so far."""
-        return self._held(self._keys)
+        return self._held("_keys")
 
     @property
     def values(self) -> Float[Tensor, "*batch kv_heads length value_dim"]:
         """All values so far."""
-        return self._held(self._values)
+        return self._held("_values")
 
     def append(
         self, k: Float[Tensor, "*batch kv_heads time head_dim"], v: Float[Tensor, "*batch kv_heads time value_dim"]
     ) -> tuple[Tensor, Tensor]:
         """Add the newest keys and values; returns all of them so far."""
         self._check_new(k, v)
-        for new, held in ((k, self._keys), (v, self._values)):
+        keys, values = self._keys, self._values
+        for new, held in ((k, keys), (v, values)):
             if held is not None and not _alike(new, held):
                 if self._length:
                     raise _unlike(new, held)
-                self._keys = self._values = None  # after a reset other sequences may come
+                keys = values = None  # after a reset other sequences may come
                 break
         length = self._length + k.shape[-2]
         if self._fixed is not None and length > self._fixed:
@@ -90,13 +101,22 @@ class KVCache:
                     hint="a larger capacity, or KVCache() which grows",
                 )
             )
-        self._keys, self._values = self._extend(self._keys, k, length), self._extend(self._values, v, length)
-        self._length = length
-        return self.keys, self.values
+        keys, values = self._extend(keys, k, length), self._extend(values, v, length)
+        self._keys, self._values, self._length, self._source = keys, values, length, None
+        return keys[..., :length, :], values[..., :length, :]
+
+    def _fill(self, k: Tensor, v: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        """Hold the keys and values of a memory, in the place of those of another one; returns them."""
+        if self._length:
+            # In other memory: what was there may be wanted by a backward pass, or again if this call fails.
+            self._keys, self._values, self._length = None, None, 0
+        keys, values = self.append(k, v)
+        self._source = source
+        return keys, values
 
     def reset(self) -> None:
         """Forget all tokens. The memory stays, for the next sequences if they have the same sizes."""
-        self._length = 0
+        self._length, self._source = 0, None
 
     def reorder(self, indices: Int[Tensor, " batch"] | Sequence[int]) -> None:
         """Choose sequences anew along the first batch axis: the beams that survive, one more than once if need be.
@@ -107,6 +127,10 @@ class KVCache:
         >>> cache.keys.shape
         torch.Size([3, 1, 3, 4])
         """
+        self._reorder(indices, {})
+
+    def _reorder(self, indices: Int[Tensor, " batch"] | Sequence[int], made: dict[Any, Source | None]) -> None:
+        """The same; sources that caches share are chosen once, and found in `made` afterwards."""
         if self._keys is None or self._values is None:
             return
         if self._keys.dim() < 4:
@@ -128,13 +152,24 @@ class KVCache:
                     hint="indices.long()",
                 )
             )
-        self._keys, self._values = self._keys.index_select(0, chosen), self._values.index_select(0, chosen)
+        keys, values, source = self._keys.index_select(0, chosen), self._values.index_select(0, chosen), self._source
+        if source is not None:
+            which = *map(id, source.tensors), source.versions
+            if which not in made:
+                made[which] = source.chosen(chosen)
+            source = made[which]
+        self._keys, self._values, self._source = keys, values, source
 
-    def _held(self, held: Tensor | None) -> Tensor:
+    def _held(self, name: str) -> Tensor:
+        held: Tensor | None = getattr(self, name)
         if held is None:
             raise InputError(
                 explain("the cache is empty", expected="something appended", got="nothing", hint="cache.append(k, v)")
             )
+        if torch.is_grad_enabled() and held.is_inference():
+            # Autograd cannot save what was made in inference mode.
+            held = held.clone()
+            setattr(self, name, held)
         return held[..., : self._length, :]
 
     def _extend(self, held: Tensor | None, new: Tensor, length: int) -> Tensor:
@@ -198,54 +233,3 @@ def _unlike(new: Tensor, held: Tensor) -> InputError:
             hint="a new cache, or cache.reset(), for other sequences; one precision for all steps",
         )
     )
-
-
-class LayerCache(NamedTuple):
-    """What one decoder layer keeps: its own past, and the memory's keys and values, which are made once."""
-
-    attention: KVCache
-    cross_attention: KVCache | None = None
-
-
-class DecoderCache:
-    """One cache for a whole decoder; `decoder.new_cache()` makes it.
-
-    >>> from sightline import nn as slnn
-    >>> decoder = slnn.Decoder(32, heads=4, layers=2)
-    >>> cache = decoder.new_cache()
-    >>> with torch.no_grad():
-    ...     prompt = decoder(torch.randn(1, 5, 32), cache=cache)
-    ...     step = decoder(torch.randn(1, 1, 32), cache=cache)
-    >>> step.shape, cache.length
-    (torch.Size([1, 1, 32]), 6)
-    """
-
-    def __init__(self, layers: Sequence[LayerCache]) -> None:
-        self.layers = list(layers)
-
-    @property
-    def length(self) -> int:
-        """How many tokens were decoded, and so where the next one stands."""
-        return self.layers[0].attention.length
-
-    @property
-    def bytes(self) -> int:
-        """The memory of all layers."""
-        return sum(cache.bytes for cache in self)
-
-    def reset(self) -> None:
-        """Forget everything, also the memory's keys and values; what was allocated stays."""
-        for cache in self:
-            cache.reset()
-
-    def reorder(self, indices: Int[Tensor, " batch"] | Sequence[int]) -> None:
-        """Choose sequences anew along the first batch axis, in all layers."""
-        for cache in self:
-            cache.reorder(indices)
-
-    def __iter__(self) -> Iterator[KVCache]:
-        for layer in self.layers:
-            yield from (cache for cache in layer if cache is not None)
-
-    def __repr__(self) -> str:
-        return f"DecoderCache(layers={len(self.layers)}, length={self.length}, bytes={self.bytes})"

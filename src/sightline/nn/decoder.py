@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.masks import Mask, causal
-from sightline.nn.cache import DecoderCache, KVCache, LayerCache
+from sightline.nn.cache import KVCache
 from sightline.nn.checks import check_sequence
+from sightline.nn.decoder_cache import DecoderCache, LayerCache
 from sightline.nn.from_torch import build, read_decoder_layer, read_stack
+from sightline.nn.intact import TakesCache
 from sightline.nn.layer import Layer, LayerOptions
 from sightline.nn.multihead import MultiHeadAttention
 from sightline.nn.stack import Stack, divide, mask_of_each, norm_at_the_end
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 CAUSAL = causal()
 
 
-class DecoderLayer(Layer):
+class DecoderLayer(TakesCache, Layer):
     """Causal self-attention, attention to a memory if `cross`, and a feed-forward network.
 
     Args:
@@ -125,7 +127,7 @@ class DecoderLayer(Layer):
             )
 
 
-class Decoder(Stack):
+class Decoder(TakesCache, Stack):
     """Decoder layers in a row: the body of a GPT or a Llama; with `cross`, the right half of the first transformer.
 
     Args:
@@ -225,6 +227,8 @@ class Decoder(Stack):
         """
         check_sequence(self, "x", x, self.width)
         caches = self._caches(cache)
+        if cache is not None:
+            memory = cache._recognized(memory)
         x, places = self._place(x, at, 0 if cache is None else cache.length)
         for layer, own in zip(self.layers, caches, strict=True):
             x = layer(x, memory, mask=mask, bias=bias, memory_mask=memory_mask, at=places, cache=own)

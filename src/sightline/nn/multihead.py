@@ -15,7 +15,9 @@ from sightline.nn.attends import Attends
 from sightline.nn.cache import KVCache
 from sightline.nn.checks import acts_on, check_positions_fit, check_sequence, share
 from sightline.nn.from_torch import build, read_attention
+from sightline.nn.intact import TakesCache
 from sightline.nn.joined import Affine, Joined, lay_side_by_side
+from sightline.nn.memory import Source
 from sightline.positions import Alibi
 from sightline.positions.base import whole
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 Memory: TypeAlias = Tensor | tuple[Tensor, Tensor] | None
 
 
-class MultiHeadAttention(Attends):
+class MultiHeadAttention(TakesCache, Attends):
     """Heads with weights of their own: Z_0, Z_1, ... are concatenated, and one more matrix makes the output of them.
 
     The weights of head h are rows `h * head_dim` to `(h + 1) * head_dim` of `query.weight`; `key.weight` and
@@ -163,7 +165,8 @@ class MultiHeadAttention(Attends):
             bias: added to the scores, as in `sl.attention`.
             at: where the tokens of x stand, for rotary positions; where the cache ends if not given.
             cache: keys and values of the past; x is added to it. With a memory, the memory's keys and values are
-                put there at the first call and taken from there afterwards.
+                put there at the first call and taken from there afterwards, while the memory stays the same: for
+                other numbers in the same shape they are made anew, another shape is refused.
         """
         check_sequence(self, "x", x, self.width)
         time = x.shape[-2]
@@ -174,7 +177,7 @@ class MultiHeadAttention(Attends):
             q, k, v = self._project_all(x)
             q, k = self._rotate(q, k, at, cache)
             if cache is not None:
-                k, v = _checked(cache).append(k, v)
+                k, v = map(_to_save, _checked(cache).append(k, v))
         else:
             q = self._split_heads(self.query(x), self.heads, self.head_dim)
             k, v = self._read(memory, at, cache)
@@ -239,23 +242,28 @@ class MultiHeadAttention(Attends):
                     hint="add positions to the memory before it is read, with an additive scheme",
                 )
             )
-        for_keys, for_values = memory if isinstance(memory, tuple) else (memory, memory)
-        if cache is None or not _checked(cache).length:
-            check_sequence(self, "memory", for_keys, self.memory_width[0])
-            check_sequence(self, "memory", for_values, self.memory_width[1])
-            k, v = self._project(for_keys, for_values)  # type: ignore[arg-type]
-            return (k, v) if cache is None else cache.append(k, v)
-        check_sequence(self, "memory", for_keys, self.memory_width[0])
-        if for_keys.shape[:-1] != (*cache.keys.shape[:-3], cache.length):  # type: ignore[union-attr]
-            raise InputError(
-                explain(
-                    "the cache holds another memory",
-                    expected=f"batch {tuple(cache.keys.shape[:-3])} and {cache.length} tokens, as at the first call",
-                    got=f"a memory of shape {tuple(for_keys.shape)}",  # type: ignore[union-attr]
-                    hint="a new cache for a new memory",
-                )
-            )
-        return cache.keys, cache.values
+        pair = memory if isinstance(memory, tuple) else (memory, memory)
+        for one, width in zip(pair, self.memory_width, strict=True):
+            check_sequence(self, "memory", one, width)
+        if cache is None:
+            return self._project(*pair)  # type: ignore[arg-type]
+        if _checked(cache).length:
+            _check_shape(pair, cache)  # type: ignore[arg-type]
+            if self._is_cached(pair, cache):  # type: ignore[arg-type]
+                return cache.keys, cache.values
+        return cache._fill(*self._project(*pair), Source(*pair))  # type: ignore[arg-type]
+
+    def _is_cached(self, pair: tuple[Tensor, Tensor], cache: KVCache) -> bool:
+        """Whether the cache holds what would be made of this memory, with the gradient that it would have."""
+        if cache._source is None or not cache._source.is_of(*pair):
+            return False
+        if not torch.is_grad_enabled():
+            return True
+        made = zip((cache.keys, cache.values), pair, (self.key, self.value), strict=True)
+        return all(
+            held.requires_grad or not (one.requires_grad or any(p.requires_grad for p in part.parameters()))
+            for held, one, part in made
+        )
 
     def _rotate(self, q: Tensor, k: Tensor, at: object, cache: KVCache | None) -> tuple[Tensor, Tensor]:
         if acts_on(self.positions) == "query_key":
@@ -306,6 +314,26 @@ def _split(width: int, heads: int) -> int:
             )
         )
     return width // heads
+
+
+def _to_save(held: Tensor) -> Tensor:
+    """What a cache holds, for autograd to save if it likes: the next step writes to the memory of plain numbers."""
+    return held.clone() if torch.is_grad_enabled() and not held.requires_grad else held
+
+
+def _check_shape(pair: tuple[Tensor, Tensor], cache: KVCache) -> None:
+    """Another shape is another memory for sure, and the past in a decoder's other caches has read the one before."""
+    expected = (*cache.keys.shape[:-3], cache.length)
+    for one in pair:
+        if one.shape[:-1] != expected:
+            raise InputError(
+                explain(
+                    "the cache holds another memory",
+                    expected=f"batch {expected[:-1]} and {cache.length} tokens, as at the first call",
+                    got=f"a memory of shape {tuple(one.shape)}",
+                    hint="a new cache for a new memory, or cache.reset()",
+                )
+            )
 
 
 def _checked(cache: object) -> KVCache:

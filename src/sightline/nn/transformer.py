@@ -24,7 +24,7 @@ class Transformer(Observable):
     """An encoder, and a decoder that attends to its output (https://arxiv.org/abs/1706.03762).
 
     To decode step by step, encode once: `memory = model.encoder(source)`, `cache = model.decoder.new_cache()`, then
-    `model.decoder(token, memory, cache=cache)` for every token.
+    `model.decoder(token, memory, cache=cache)` for every token. The memory's keys and values are made once.
 
     Args:
         width, heads: as in `EncoderLayer`.
