@@ -151,6 +151,34 @@ def test_decoding_step_by_step(cross) -> None:
             assert tile.shape[-1] == (5 if "cross" in name else length)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_sight_stays_as_it_was_when_its_cache_is_used_again(mode) -> None:
+    decoder = slnn.Decoder(16, heads=4, layers=2, cross=True, positions=sl.positions.Rotary(4)).requires_grad_(False)
+    attention, own = slnn.MultiHeadAttention(16, heads=4).requires_grad_(False), slnn.KVCache(capacity=8)
+    with mode():
+        cache, memory = decoder.new_cache(capacity=8), torch.randn(2, 5, 16)
+        first, second = torch.randn(2, 6, 2, 1, 16).unbind()
+        for x in first[:-1]:
+            decoder(x, memory, cache=cache)
+            attention(x, cache=own)
+        _, sights = decoder.observe(first[-1], memory, cache=cache)
+        sights["alone"] = attention.observe(first[-1], cache=own)[1]
+        before = {name: sight.tile(slice(None), slice(None)).clone() for name, sight in sights.items()}
+        cache.reset()
+        own.reset()
+        for x in second:  # another text over another memory, in the memory of the caches
+            decoder(x, memory * 3 + 1, cache=cache)
+            attention(x, cache=own)
+        after = {name: sight.tile(slice(None), slice(None)) for name, sight in sights.items()}
+        assert len(after) == 5
+        for name in before:
+            assert torch.equal(after[name], before[name]), name
+            torch.testing.assert_close(after[name].sum(-1), torch.ones(2, 4, 1))
+        late = {name: sight.entropy for name, sight in sights.items()}  # what was not asked for before
+        for name, tile in before.items():
+            torch.testing.assert_close(late[name], torch.special.entr(tile).sum(-1), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_under_autocast(gradients) -> None:
     encoder, x = slnn.Encoder(16, heads=2, layers=2, dropout=0.2), torch.randn(2, 6, 16)

@@ -35,8 +35,8 @@ class Attends(nn.Module):
         """The output of a call with these arguments, to the bit, and the sight of its heads.
 
         `stats` are computed in the same go, as in `sl.observe`; anything else is computed when first asked for. The
-        sight shows the weights before dropout and carries no gradient. With a cache it reads the cache's memory: ask
-        before `cache.reset()`.
+        sight shows the weights before dropout and carries no gradient. With a cache it holds a copy of the cache's
+        keys so far, because the cache's memory is written to again.
 
         >>> import sightline as sl, torch
         >>> from sightline import nn as slnn

@@ -18,6 +18,7 @@ from sightline.nn.from_torch import build, read_attention
 from sightline.nn.intact import TakesCache
 from sightline.nn.joined import Affine, Joined, lay_side_by_side
 from sightline.nn.memory import Source
+from sightline.nn.observe import is_observed, reads_cache
 from sightline.positions import Alibi
 from sightline.positions.base import whole
 
@@ -182,6 +183,8 @@ class MultiHeadAttention(TakesCache, Attends):
             q = self._split_heads(self.query(x), self.heads, self.head_dim)
             k, v = self._read(memory, at, cache)
         bias = self._with_positions(bias, time, k.shape[-2], x.device)
+        if cache is not None and is_observed():
+            reads_cache(k)
         z = self._attend(q, k, v, mask, bias)  # [*batch, heads, time, value_dim]
         out: Tensor = self.output(z.transpose(-3, -2).flatten(-2))
         return out

@@ -35,7 +35,7 @@ def observing(module: nn.Module, stats: Any = (), layers: Layers = None) -> Iter
 
     Any module will do that is made of Sightline's; the outputs keep their bits. A module that is called again leaves
     its newest sight. Sights hold q and k, so that anything can be asked of them later; choose `layers` to hold fewer.
-    With a cache they read its memory: ask before `cache.reset()`.
+    With a cache they hold a copy of its keys so far, because its memory is written to again.
     What runs in other threads is not seen. A compiled model runs as it was written meanwhile: its graphs hold no calls
     to look at.
 
@@ -87,6 +87,7 @@ class _Observing(TorchFunctionMode):
         self.names, self.requests = names, requests
         self.sights: dict[str, Sight] = {}
         self.caller: int | None = None
+        self.cached: int | None = None  # where the memory of the caller's cache is
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -97,10 +98,12 @@ class _Observing(TorchFunctionMode):
             return func(*args, **options)
         q, k, v = args
         rest = for_later(options)
-        if torch.is_grad_enabled() or torch._C._len_torch_function_stack():
-            # The call as it always is: for the backward pass, and for other modes that want to see it.
+        cached = self.cached is not None and _place(k) == self.cached
+        if cached or torch.is_grad_enabled() or torch._C._len_torch_function_stack():
+            # The call as it always is: for the backward pass, and for other modes that want to see it. Of a cache the
+            # sight gets keys of its own, while the call reads the cache, so that the output keeps its bits.
             out = func(*args, **options)
-            sight = lens.look(q.detach(), k.detach(), stats=self.requests, **rest)
+            sight = lens.look(q.detach(), k.detach().clone() if cached else k.detach(), stats=self.requests, **rest)
         else:
             out, sight = lens.observe(q, k, v, stats=self.requests, dropout=options.get("dropout", 0.0), **rest)
         self.sights[name] = sight
@@ -114,9 +117,23 @@ def is_observed() -> bool:
     return any(isinstance(mode, _Observing) for mode in _get_current_function_mode_stack())
 
 
+def reads_cache(k: Tensor) -> None:
+    """Tell all who observe that the keys of the next call are a cache's, whose memory is written to again."""
+    for mode in _observers():
+        mode.cached = _place(k)
+
+
+def _place(k: Tensor) -> int:
+    return k.untyped_storage().data_ptr()
+
+
+def _observers() -> list[_Observing]:
+    return [mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Observing)]
+
+
 def announced(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
     """`sl.attention` for a module that tells all who observe who it is."""
-    modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Observing)]
+    modes = _observers()
     before = [mode.caller for mode in modes]
     for mode in modes:
         mode.caller = id(module)
@@ -124,7 +141,7 @@ def announced(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, options: dict[
         return attention(q, k, v, **options)
     finally:
         for mode, caller in zip(modes, before, strict=True):
-            mode.caller = caller
+            mode.caller, mode.cached = caller, None
 
 
 class _Uncompiled:
