@@ -5,9 +5,8 @@ from sightline.attention import Choice, attention, which_backend
 from sightline.lens import Picture, Sight, Top, TopKeys, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
+from sightline.version import __version__ as __version__
 from sightline.watch import load, watch
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Choice",

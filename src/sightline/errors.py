@@ -85,3 +85,18 @@ def explain(what: str, *, expected: object, got: object, hint: str) -> str:
       try: q[None]
     """
     return f"{what}\n  expected: {expected}\n  got: {got}\n  try: {hint}"
+
+
+def missing(what: str, extra: str, error: ModuleNotFoundError) -> MissingExtraError:
+    """The error to raise where an optional package cannot be imported: it names the extra that brings it.
+
+    >>> print(missing("the explorer", "web", ModuleNotFoundError("No module named 'fastapi'", name="fastapi")))
+    the explorer needs fastapi
+      expected: the extra `web`
+      got: No module named 'fastapi'
+      try: pip install 'sightline[web]'
+    """
+    needs = f"{what} needs {error.name}"
+    return MissingExtraError(
+        explain(needs, expected=f"the extra `{extra}`", got=error, hint=f"pip install 'sightline[{extra}]'")
+    )

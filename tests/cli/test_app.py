@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import sightline
 from sightline.cli import app as cli
 from sightline.errors import InputError, explain
 
@@ -17,6 +18,13 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in cli.COMMANDS)
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"sightline {sightline.__version__}\n"
 
 
 def test_an_unknown_command_is_refused() -> None:

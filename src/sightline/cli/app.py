@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -22,8 +23,21 @@ app = typer.Typer(
 )
 
 
+def tell_version(asked: bool) -> None:
+    if asked:
+        from sightline.version import __version__
+
+        typer.echo(f"sightline {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def sightline() -> None:
+def sightline(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is, and stop.", callback=tell_version, is_eager=True),
+    ] = False,
+) -> None:
     """Attention you can see through."""
 
 

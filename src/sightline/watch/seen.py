@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -240,8 +241,9 @@ class Seen:
         try:
             # Asked for by name: watching does without it.
             return importlib.import_module("sightline.web.widget").mimebundle(self)
-        except (ImportError, SightlineError):
-            return {}
+        except (ImportError, SightlineError) as error:
+            note = " - ".join(line.strip() for line in str(error).splitlines())
+            return {"text/html": f"{self._repr_html_()}<p><small>No explorer here: {escape(note)}</small></p>"}
 
 
 def _few(names: list[str]) -> str:

@@ -7,12 +7,15 @@ import logging
 import math
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from sightline.errors import MissingExtraError, SightFileError, SightlineError, TooLargeError, missing
 
-from sightline.errors import MissingExtraError, SightFileError, SightlineError, TooLargeError
+try:
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
+except ModuleNotFoundError as error:
+    raise missing("the explorer", "web", error) from error
 
 log = logging.getLogger("sightline.web")
 

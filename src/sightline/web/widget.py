@@ -11,7 +11,7 @@ import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sightline.errors import InputTypeError, MissingExtraError, explain
+from sightline.errors import InputTypeError, explain, missing
 from sightline.watch import Seen
 
 if TYPE_CHECKING:
@@ -141,16 +141,10 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _widget_class() -> type:
     try:
         import anywidget
+        import fastapi  # noqa: F401 - what answers the page; without it the frame would stay empty
         import traitlets
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            explain(
-                "the widget needs anywidget",
-                expected="the extra `notebook`",
-                got=f"no module named {error.name}",
-                hint="pip install 'sightline[notebook,web]'",
-            )
-        ) from error
+        raise missing("the explorer in a notebook", "notebook", error) from error
     from sightline.web.server import STATIC
 
     script = STATIC / "widget.js"

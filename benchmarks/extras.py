@@ -1,0 +1,219 @@
+"""Does every extra alone do what it says, or name the extra that is missing? In environments of their own.
+
+    make extras                                 # one environment per extra, pinned and with the oldest versions
+    python benchmarks/extras.py --here          # what works in this environment, as JSON
+    python benchmarks/extras.py --blocked cli   # the same, as if this extra alone were installed
+
+Environments share torch: a folder with what `import sightline` needs lies on the path of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# The packages that each extra brings, by the names they are imported under.
+BRINGS = {
+    "models": {"tokenizers", "gguf"},
+    "watch": {"transformers", "tokenizers"},
+    "plots": {"matplotlib"},
+    "cli": {"typer", "rich", "pydantic"},
+    "web": {"fastapi", "starlette", "pydantic", "uvicorn", "click"},
+    "notebook": {"anywidget", "ipywidgets", "fastapi", "starlette", "pydantic"},
+    "triton": {"triton"},
+}
+WORKS = "works"
+
+
+def watched() -> Any:
+    import torch
+
+    import sightline as sl
+
+    layer, x = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval(), torch.randn(1, 12, 16)
+    with torch.no_grad(), sl.watch(layer, keep_qk=True) as seen:
+        layer(x, x, x)
+    return seen
+
+
+def attend_and_look() -> None:
+    seen = watched()
+    assert seen[0].entropy.shape == (1, 2, 12)
+    assert "<table" in seen._repr_html_()
+
+
+def a_trained_model() -> None:
+    import sightline as sl
+
+    assert sl.models.load("minilm")[0].encode("the kids").isfinite().all()
+
+
+def a_gguf_file() -> None:
+    from sightline.models.gguf_header import gguf_library
+
+    gguf_library()
+
+
+def a_model_of_transformers() -> None:
+    import torch
+    import transformers
+
+    import sightline as sl
+
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16}
+    config = transformers.BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    model = transformers.BertModel(config).eval()
+    with torch.no_grad(), sl.watch(model) as seen:
+        model(torch.arange(9)[None])
+    assert seen[0].entropy.shape == (1, 2, 9)
+
+
+def a_picture() -> None:
+    import sightline.plots as plots
+
+    plots.map(watched()[0], list("abcdefghijkl"))
+
+
+def command(*arguments: str, ends_with: int = 0) -> None:
+    from sightline.cli import main
+
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        if (end.code or 0) != ends_with:
+            raise
+
+
+def version_and_steps() -> None:
+    command("--version")
+    command("steps", "so it is")
+
+
+def look() -> None:
+    command("look", "so it is")
+
+
+def serve() -> None:
+    """Until it says where it listens."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("typer").echo = stop  # type: ignore[attr-defined]
+    command("serve", "--port", "0", ends_with=130)
+
+
+def serve_from_python() -> None:
+    from sightline.web.serving import serve
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        serve(models=[], port=0, ready=stop)
+
+
+def the_explorer_in_a_notebook() -> None:
+    from sightline.web.widget import explorer
+
+    assert explorer(watched())._carried.ask("/api/runs").result(60)[0] == 200
+
+
+def kernels() -> None:
+    import sightline.kernels.look
+    import sightline.kernels.top  # noqa: F401
+
+
+# What can be asked for, and the extras it needs.
+ASKED: dict[str, tuple[Callable[[], None], set[str]]] = {
+    "attend, watch, look": (attend_and_look, set()),
+    "a trained model": (a_trained_model, {"models"}),
+    "a .gguf file": (a_gguf_file, {"models"}),
+    "a model of transformers": (a_model_of_transformers, {"watch"}),
+    "pictures": (a_picture, {"plots"}),
+    "`sightline steps`": (version_and_steps, {"cli"}),
+    "`sightline look`": (look, {"cli", "models", "web"}),
+    "`sightline serve`": (serve, {"cli", "web"}),
+    "the server from Python": (serve_from_python, {"web"}),
+    "the explorer in a notebook": (the_explorer_in_a_notebook, {"notebook"}),
+    "Triton's kernels": (kernels, {"triton"}),
+}
+# Whoever has a model of transformers has transformers, and torch does what Triton's kernels would: nothing to name.
+UNNAMED = {"a model of transformers", "Triton's kernels"}
+
+
+def tried() -> dict[str, str]:
+    """What each thing asked for does here: it works, or names an extra, or fails."""
+    from sightline.errors import MissingExtraError
+
+    found = {}
+    for name, (ask, _) in ASKED.items():
+        said = io.StringIO()
+        try:
+            with redirect_stdout(said), redirect_stderr(said):
+                ask()
+            found[name] = WORKS
+        except MissingExtraError as error:
+            found[name] = _named(str(error))
+        except SystemExit as end:
+            found[name] = _named(str(end.code))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _named(message: str) -> str:
+    extra = re.search(r"pip install 'sightline\[([a-z,]+)\]'", message)
+    return f"names {extra[1]}" if extra else message
+
+
+def wrong(extra: str, found: dict[str, str]) -> dict[str, str]:
+    """What neither works though its extras are there, nor names one that is missing."""
+    faults = {}
+    for name, (_, needs) in ASKED.items():
+        missing = needs - {extra}
+        right = found[name] == WORKS if not missing else found[name] in {f"names {one}" for one in missing}
+        if not right and not (missing and name in UNNAMED) and found[name] != WORKS:
+            faults[name] = found[name]
+    return faults
+
+
+def blocked(extra: str) -> dict[str, str]:
+    """What works as if all that other extras bring were not installed; leaves the process unusable for others."""
+    others = set().union(*BRINGS.values()) - BRINGS.get(extra, set())
+    sys.modules.update(dict.fromkeys(others))  # type: ignore[arg-type]
+    return tried()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--here", action="store_true", help="what works in this environment")
+    parser.add_argument("--blocked", nargs="+", metavar="EXTRA", help="the same, as if this extra alone were installed")
+    options = parser.parse_args()
+    # Once, for all processes that begin here.
+    import torch._dynamo  # noqa: F401
+
+    import sightline  # noqa: F401
+
+    if options.here:
+        print(json.dumps(tried()))
+    elif options.blocked:
+        with get_context("fork").Pool(2, maxtasksperchild=1) as processes:
+            found = processes.map(blocked, options.blocked, chunksize=1)
+        print(json.dumps(dict(zip(options.blocked, found, strict=True))))
+
+
+if __name__ == "__main__":
+    main()
