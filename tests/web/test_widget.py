@@ -180,6 +180,9 @@ def test_seen_elsewhere_is_what_it_was(seen: Seen, monkeypatch: pytest.MonkeyPat
     from sightline.web import widget
 
     widget._widget_class.cache_clear()
-    assert seen._repr_mimebundle_() == {}, "the table with pictures, where the extra is not installed"
+    shown = seen._repr_mimebundle_()["text/html"]
+    assert shown.startswith(seen._repr_html_()), "the table with pictures, where the extra is not installed"
+    assert "No explorer here: the explorer in a notebook needs anywidget" in shown
+    assert "sightline[notebook]" in shown
     monkeypatch.undo()
     widget._widget_class.cache_clear()

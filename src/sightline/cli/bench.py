@@ -17,7 +17,7 @@ from sightline.errors import InputError, explain
 
 # In a wheel the benchmarks lie inside the package; in a checkout beside src/.
 PLACES = (Path(__file__).parents[1] / "benchmarks", Path(__file__).parents[3] / "benchmarks")
-ELSEWHERE = {"ladder"}  # `sightline ladder` is its own command
+ELSEWHERE = {"ladder", "extras", "installs"}  # a command of its own; `make extras`, `make installs`
 # How a figure of a result is shown, by its name in the JSON.
 FIGURES = {
     "ratio": "{:.2f} of the peer",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sightline.shapes import Sizes
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# The oldest Triton whose kernels ran on a GPU.
+_TRITON = (3, 6)
 # Columns that are pooled inside a thread, and rows of a pixel in one tile: at most.
 _POOLED, _TAKEN = 64, 4
 
@@ -53,12 +55,14 @@ def for_kernels(call: Call) -> bool:
     )
 
 
+@functools.cache
 def _has_triton() -> bool:
+    """Whether there is a Triton that the kernels were tested with: older ones, of older torches, go to the walk."""
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError:
         return False
-    return True
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= _TRITON
 
 
 def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
