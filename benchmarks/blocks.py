@@ -278,6 +278,52 @@ def _slow_levels(row: dict | None, key: str) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
+def installs(results: Results) -> str:
+    """The install from the package index alone, by Python."""
+    rows = sorted(results.rows("installs-cpu"), key=lambda row: [int(part) for part in row["python"].split(".")])
+    lines = [
+        (
+            row["python"],
+            f"{row['torch']}, {row['triton']}",
+            f"{row['packages']}",
+            f"{row['gigabytes']:.1f} GB",
+            f"{row['seconds']:,} s",
+            f"{row['passed']:,} passed" + (f", {row['failed']} failed" if row.get("failed") else ""),
+        )
+        for row in rows
+    ]
+    return table(("Python", "torch, Triton", "packages", "size", "took", "a part of the tests"), lines, words=(0, 1))
+
+
+def extras(results: Results) -> str:
+    """Every extra in an environment of its own."""
+    lines = []
+    for row in results.rows("extras-cpu", versions="pinned"):
+        oldest = results.row("extras-cpu", versions="oldest", extra=row["extra"])
+        own = [name for name in row["works"] if row["extra"] == "none" or name != "attend, watch, look"]
+        same = oldest is not None and oldest["works"] == row["works"]
+        said = "; ".join(f"{what}: {how}" for one in (row, oldest) if one for what, how in one["wrong"].items())
+        lines.append(
+            (
+                row["extra"] if row["extra"] == "none" else f"`{row['extra']}`",
+                f"{len(row['packages'])}",
+                f"{row['megabytes']:,.0f} MB",
+                ", ".join(own),
+                "the same" if same else MISSING if oldest is None else ", ".join(oldest["works"]),
+                said or "all",
+            )
+        )
+    head = (
+        "extra alone",
+        "packages",
+        "size",
+        "works there",
+        "with the oldest",
+        "what else is asked for names its extra",
+    )
+    return table(head, lines, words=(0, 3, 4, 5))
+
+
 def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], str]:
     return lambda results: make(results, kind)
 
@@ -290,6 +336,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "explorer": explorer,
     "short": short,
     "grouped": grouped,
+    "installs": installs,
+    "extras": extras,
 }
 for _kind in ("cpu", "gpu"):
     for _name, _make in {

@@ -64,9 +64,14 @@ def a_trained_model() -> None:
 
 
 def a_gguf_file() -> None:
+    import numpy as np
+
     from sightline.models.gguf_header import gguf_library
 
-    gguf_library()
+    library = gguf_library()
+    kind = library.GGMLQuantizationType.Q8_0
+    block = np.zeros((1, library.constants.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    assert library.quants.dequantize(block, kind).shape == (1, 32)
 
 
 def a_model_of_transformers() -> None:

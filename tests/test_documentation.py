@@ -84,12 +84,6 @@ def test_newest_changelog_entry_is_the_version_of_the_package() -> None:
     assert released[0] == version
 
 
-def test_the_package_knows_its_version() -> None:
-    import sightline
-
-    assert sightline.__version__ == tomllib.loads(read("pyproject.toml"))["project"]["version"]
-
-
 def test_every_extra_is_in_all() -> None:
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     (everything,) = extras["all"]
