@@ -310,7 +310,7 @@ def extras(results: Results) -> str:
                 f"{row['megabytes']:,.0f} MB",
                 ", ".join(own),
                 "the same" if same else MISSING if oldest is None else ", ".join(oldest["works"]),
-                said or "all",
+                said or "yes",
             )
         )
     head = (
@@ -319,7 +319,7 @@ def extras(results: Results) -> str:
         "size",
         "works there",
         "with the oldest",
-        "what else is asked for names its extra",
+        "all else names its extra",
     )
     return table(head, lines, words=(0, 3, 4, 5))
 
