@@ -34,7 +34,9 @@ def test_gradients_of_packed_queries(queries):
     assert torch.autograd.gradcheck(lambda *t: sl.attention(*t, backend="sdpa"), (q, k, v))
 
 
-def test_what_is_packed_and_what_is_not():
+def test_what_is_packed_and_what_is_not(monkeypatch):
+    monkeypatch.setattr(packing.cpu_kernel, "KNOWS_GROUPS", True)
+
     def shape(heads, kv_heads, queries, dtype):
         return tuple(packing.packed(torch.empty(1, heads, queries, 8, dtype=dtype), kv_heads).shape[1:3])
 
@@ -42,3 +44,5 @@ def test_what_is_packed_and_what_is_not():
     assert shape(6, 2, 1, torch.float32) == (6, 1), "a product with one row is quick in float32"
     assert shape(6, 2, 1, torch.bfloat16) == shape(6, 2, 1, torch.float16) == (2, 3)
     assert shape(4, 4, 7, torch.float32) == (4, 7)
+    monkeypatch.setattr(packing.cpu_kernel, "KNOWS_GROUPS", False)
+    assert shape(6, 2, 1, torch.float32) == (2, 3), "better than repeated keys"

@@ -4,7 +4,7 @@ The fused kernel takes a mask only as a table. A band of rows needs only a band 
 columns it may see, so memory stays linear in the context and empty tiles cost nothing. Sinks need no kernel of
 their own: they only change the row's log-sum-exp, by which the output is scaled.
 
-Limits: CPU, softmax, no soft-cap, no dropout, no gradient for the bias. Tested with torch 2.13 in float64,
+Limits: CPU, softmax, no soft-cap, no dropout, no gradient for the bias. Tested with torch 2.6 and 2.13 in float64,
 float32, float16 and bfloat16.
 """
 
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline.attention.cpu_kernel import for_every_head, in_rows, of_each_group
 from sightline.attention.tiles import Columns, bias_tile, visit
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def backward(call: Call, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor
             start = stop
     return (
         grad_q[..., : s.dim].reshape(call.q.shape),
-        grad_k[..., : s.dim].reshape(call.k.shape),
-        grad_v[..., : s.value_dim].reshape(call.v.shape),
+        of_each_group(grad_k, s.kv_heads)[..., : s.dim].reshape(call.k.shape),
+        of_each_group(grad_v, s.kv_heads)[..., : s.value_dim].reshape(call.v.shape),
     )
 
 
@@ -119,7 +120,7 @@ def _four_axes(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """[batch, heads, time, dim] with one batch axis, and values as wide as keys: what the kernel takes."""
     wide = max(call.sizes.dim, call.sizes.value_dim)
     q, k, v = (_widen(t.reshape(-1, *t.shape[-3:]), wide) for t in (call.q, call.k, call.v))
-    return q, k, v
+    return q, *for_every_head(k, v, q.shape[1])
 
 
 def _widen(x: Tensor, dim: int) -> Tensor:
@@ -158,7 +159,7 @@ def _table(call: Call, rows: slice, columns: list[Columns]) -> Tensor | None:
         batch = () if one_for_all else s.batch
         table = table.reshape(table.shape[-3:]) if one_for_all else table
         table = table.expand(*batch, heads, *table.shape[-2:]).reshape(-1, heads, *table.shape[-2:])
-    return table
+    return in_rows(table)
 
 
 def _joined(columns: list[Columns]) -> list[Columns]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sightline.attention import cpu_kernel
+
 HALF = (torch.float16, torch.bfloat16)
 _AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 
@@ -19,9 +21,9 @@ def packed(q: Tensor, kv_heads: int) -> Tensor:
     batch, heads, queries, dim = q.shape
     if heads == kv_heads:
         slow = queries == 1 and q.dtype == torch.bfloat16 and _AVX2
-        return q.expand(-1, -1, 2, -1) if slow else q
+        return q.expand(-1, -1, 2, -1).contiguous() if slow else q
     rows = heads // kv_heads * queries
-    return q.reshape(batch, kv_heads, rows, dim) if rows >= 4 or q.dtype in HALF else q
+    return q.reshape(batch, kv_heads, rows, dim) if rows >= 4 or q.dtype in HALF or not cpu_kernel.KNOWS_GROUPS else q
 
 
 def unpacked(out: Tensor, shape: tuple[int, ...]) -> Tensor:

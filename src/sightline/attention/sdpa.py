@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.attention.blind import blind_rows, find
+from sightline.attention.cpu_kernel import for_every_head, in_rows
 from sightline.attention.kept import Kept
 from sightline.attention.packing import HALF, packed, unpacked
 from sightline.masks import Band, Dense, Mask, Padding
@@ -43,7 +44,7 @@ def refuses(call: Call) -> str | None:
     if call.bias is not None and not isinstance(call.bias, Tensor):
         return "SDPA would need this bias written out as queries x keys"
     mask = call.mask
-    if mask is None or isinstance(mask, Dense | Padding) or stretch(mask, call.sizes.queries, call.sizes.keys):
+    if mask is None or isinstance(mask, (Dense, Padding)) or stretch(mask, call.sizes.queries, call.sizes.keys):
         return None
     if is_causal(call) and call.bias is None:
         return None
@@ -113,6 +114,8 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
             rows = packed(q, keys[1])
             if rows is not q:
                 return unpacked(F.scaled_dot_product_attention(rows, k, v), shape)
+        if grouped and q.is_cpu:
+            k, v = for_every_head(k, v, shape[1])
         if mask is None or causal:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         table = _table_of(mask, shape, q, keep)
@@ -144,7 +147,8 @@ def _table_of(mask: Any, shape: torch.Size, q: Tensor, keep: bool) -> Tensor | N
     """The table of a mask that surely fits queries and keys of this shape."""
     length = shape[2]
     if isinstance(mask, Tensor):
-        return mask if mask.dtype == torch.bool and mask.shape == (length, length) else None
+        fits = mask.dtype == torch.bool and mask.shape == (length, length)
+        return None if not fits else in_rows(mask) if q.is_cpu else mask
     if isinstance(mask, Padding):
         if (mask.longest or 0) > length or (mask.real is not None and mask.real.shape[-1] != length):
             return None
@@ -246,6 +250,9 @@ def _prepare(call: Call) -> _Ready:
     shape = q.shape
     if call.device.type == "cpu" and table is None and not causal and not call.dropout and q.numel():
         q = packed(q, s.kv_heads)
+    if call.device.type == "cpu":
+        table = None if table is None else in_rows(table)
+        k, v = for_every_head(k, v, q.shape[1])
     grouped = _settled(q.shape[1] != k.shape[1])
     return _Ready(q, k, v, table, causal, grouped, None if q.shape == shape else shape)
 
