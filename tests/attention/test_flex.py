@@ -121,3 +121,23 @@ def test_its_rules_run_eagerly_give_the_definition(monkeypatch, options):
     if "sinks" in options:
         expected = torch.logaddexp(expected, options["sinks"][:, None])
     torch.testing.assert_close(lse, expected)
+
+
+def test_an_older_torch_is_asked_for_the_lse_in_its_own_way(monkeypatch):
+    """It gives the lse by itself, as torch 2.6 does, or in a tuple, as it does now."""
+    from torch.nn.attention import flex_attention as torch_flex
+
+    monkeypatch.delattr(torch_flex, "AuxRequest", raising=False)
+    asked = {}
+
+    def older(q, k, v, **options):
+        asked.update(options)
+        return q, q[..., 0]
+
+    monkeypatch.setattr(flex, "_compiled", lambda: older)
+    q, k, v = inputs(2, heads=4, queries=6, keys=6, dim=16, dtype=torch.float32)
+    out, lse = flex.run_with_lse(make_call(q, k, v))
+    assert asked["return_lse"] is True
+    assert "return_aux" not in asked
+    assert torch.equal(out, q)
+    assert torch.equal(lse, q[..., 0])

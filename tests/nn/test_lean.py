@@ -66,9 +66,13 @@ def test_hooks_inside_are_called(hook):
         assert seen, name
 
 
-def test_hooks_for_all_modules_are_called():
+@pytest.mark.parametrize("older", [True, False])
+@pytest.mark.parametrize("hook", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_hooks_for_all_modules_are_called(monkeypatch, hook, older):
+    if older:
+        monkeypatch.delattr(nn.modules.module, "_has_any_global_hook", raising=False)
     layer, seen = made(), []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    handle = getattr(nn.modules.module, hook)(lambda module, *_: seen.append(module))
     with torch.no_grad():
         layer(torch.randn(2, 7, 16))
     handle.remove()

@@ -269,11 +269,13 @@ class Checkpointed(torch.nn.Module):
 def test_checkpointed_layers_inside_a_compiled_model() -> None:
     model = Checkpointed()
     _, eager, _ = train(model, every=2)
-    with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True):
+    # Older versions of torch have no option that keeps the graph whole.
+    whole = hasattr(torch._dynamo.config, "skip_fwd_side_effects_in_bwd_under_checkpoint")
+    with torch._dynamo.config.patch(**{"skip_fwd_side_effects_in_bwd_under_checkpoint": True} if whole else {}):
         plain, _, _ = train(model, compiler="aot_eager")
-        same, compiled, graphs = train(model, every=2, compiler="aot_eager")
+        same, compiled, graphs = train(model, every=2, compiler="aot_eager", fullgraph=whole)
     assert all(map(torch.equal, plain, same))
-    assert len(graphs) == 2
+    assert len(graphs) == 2 or not whole
     _, uncompiled, _ = train(model, every=2, compiler="aot_eager", fullgraph=False)
     for monitor in (compiled, uncompiled):
         for ours, theirs in zip(*(m.series("layer.attention") for m in (monitor, eager)), strict=True):

@@ -209,14 +209,12 @@ def check_sinks(sinks: object, sizes: Sizes, rule: Normalizer, device: torch.dev
 
 
 def _broadcasts_to(shape: torch.Size, target: tuple[int, ...]) -> bool:
-    return len(shape) <= len(target) and all(
-        a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False)
-    )
+    return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape, target[len(target) - len(shape) :]))
 
 
 def check_number(name: str, value: object) -> float:
     """A finite number, or an error."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputTypeError(
             explain(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"float({name})")
         )

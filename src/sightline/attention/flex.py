@@ -56,8 +56,6 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
     """The output and the lse (natural logarithm), sinks included."""
     s = call.sizes
     q, k, v = (t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k, call.v))
-    from torch.nn.attention.flex_attention import AuxRequest
-
     out, aux = _compiled()(
         q,
         k,
@@ -66,9 +64,9 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
         block_mask=_block_mask(call),
         scale=call.scale,
         enable_gqa=s.heads != s.kv_heads,
-        return_aux=AuxRequest(lse=True),
+        **_with_lse(),
     )
-    lse = aux.lse
+    lse = getattr(aux, "lse", aux)
     out, lse = out.reshape(*s.batch, *out.shape[1:]), lse.reshape(*s.batch, *lse.shape[1:])
     if call.sinks is not None:
         out, lse = with_sinks(call.sinks, out, lse)
@@ -80,6 +78,15 @@ def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
+
+
+def _with_lse() -> dict[str, Any]:
+    """How FlexAttention is asked for the lse; before torch 2.9 it gave it by itself instead of in a tuple."""
+    try:
+        from torch.nn.attention.flex_attention import AuxRequest
+    except ImportError:
+        return {"return_lse": True}
+    return {"return_aux": AuxRequest(lse=True)}
 
 
 def _score_mod(call: Call) -> Callable[..., Tensor] | None:

@@ -93,7 +93,7 @@ def gather(
                 # Of each thread's columns those above the bound, as bits: seldom more than one or two of a row.
                 mine = tl.reshape(by_thread(t, BM, BN, BN), [BM, 4, BN // 4])
                 word = tl.sum(tl.where(mine > bound[:, None, None], bit[None, None, :], 0), 2)
-                word = word.to(tl.uint32, bitcast=True) & _below(limit - begin, lane)
+                word = word.to(tl.uint32) & _below(limit - begin, lane)
                 if STARTS:
                     word = word & (_below(first - begin, lane) ^ ALL_BITS)
                 places = to[:, :, None] + (lane * (N // 4))[None, :, None] + tl.arange(0, PAIR)[None, None, :]

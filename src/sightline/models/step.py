@@ -21,6 +21,7 @@ from sightline.nn import Decoder, DecoderCache, DecoderLayer, FeedForward, Multi
 from sightline.nn.feedforward import ACTIVATIONS
 from sightline.nn.intact import put_back, state_of
 from sightline.nn.joined import Affine, side_by_side
+from sightline.nn.lean import hooks_for_all
 from sightline.positions import Learned, Rotary
 from sightline.positions.rotary import Turns
 
@@ -193,6 +194,4 @@ def _norm(norm: object) -> Callable[[Tensor], Tensor]:
 
 def _hooked(module: nn.Module) -> bool:
     """Whether a call of some module inside would run more than the module itself."""
-    if nn.modules.module._has_any_global_hook():
-        return True
-    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    return hooks_for_all() or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

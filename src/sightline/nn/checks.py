@@ -53,7 +53,7 @@ def share(name: str, value: object) -> float:
     >>> share("dropout", 0.1)
     0.1
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputTypeError(
             explain(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"{name}=0.1")
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 from sightline.masks.base import may_keep
 from sightline.nn.feedforward import FeedForward
@@ -70,7 +70,16 @@ class Lean:
             there = [module for module in modules if isinstance(module, nn.Module)]
             self._hooks = tuple(h for m in there for h in (m._forward_hooks, m._forward_pre_hooks))
         still = self._plain and attention.positions is None  # type: ignore[union-attr]
-        return still and not any(self._hooks) and not _has_any_global_hook()
+        return still and not any(self._hooks) and not hooks_for_all()
+
+
+def hooks_for_all() -> bool:
+    """Whether somebody listens to every module there is."""
+    if hasattr(torch_module, "_has_any_global_hook"):
+        return bool(torch_module._has_any_global_hook())
+    # What that function of newer versions of torch asks.
+    kinds = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
+    return any(getattr(torch_module, f"_global_{kind}") for kind in kinds)
 
 
 def _is_plain(layer: Layer, modules: tuple[Any, ...]) -> bool:

@@ -64,7 +64,7 @@ class Monitor:
     compiled model has two graphs, one for the steps that are recorded; neither is broken, and switching compiles
     nothing anew. In the compiled one the numbers are made in `step()`, so q and k are held until then. A compiled model
     with `torch.utils.checkpoint` inside needs `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint =
-    True`: without it the numbers are right, but torch runs it uncompiled from then on.
+    True`: without it, or with a torch that has no such option, the numbers are right, but torch runs it uncompiled.
 
     Calls are recorded where gradients are enabled: validation under `torch.no_grad()` is not. Of several calls of a
     module in one step (gradient accumulation, layers that share weights) the last one is recorded.
