@@ -51,10 +51,10 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page docs tables wheel extras installs clean $(TRY_PAGE)
+.PHONY: help demo test check format page docs tables wheel extras installs clean test-lowest $(TRY_PAGE)
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The account in the terminal needs no page: where that cannot be built, the account is shown, and then the reason.
 demo: $(RUN) $(TRY_PAGE) ## a trained model on a sentence: an account of its attention, then the explorer in a browser
@@ -98,7 +98,7 @@ installs: $(RUN) ## the install from the package index alone, timed, for each Py
 	@$(BIN)/python benchmarks/installs.py $(PYTHONS)
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -154,4 +154,26 @@ $(CHROMIUM): $(CREATED)
 # After the browser: the system installs one thing at a time.
 $(COMPILER): $(CREATED) | $(CHROMIUM)
 	@command -v cc > /dev/null || { $(call SYSTEM,gcc libc6-dev,a C compiler for the tests of the kernel in C); }
+	@touch $@
+
+# The oldest torch that pyproject.toml allows, in an environment of its own.
+LOWEST     := .venv-lowest
+LOWEST_DEV := $(LOWEST)/.stamp-dev
+LOWEST_PIP := $(LOWEST)/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c $(LOWEST)/constraints.txt
+
+# Left out are the GPU's tests, and the one that reads what is written here. numpy warns of what that Triton does.
+test-lowest: $(LOWEST_DEV) $(PAGE) $(CHROMIUM) $(COMPILER) ## the tests with the oldest torch, and the result written down
+	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/gpu \
+	  --deselect tests/test_lowest.py::test_the_recorded_run_was_of_that_version_and_passed \
+	  -W 'ignore:Conversion of an array with ndim:DeprecationWarning' --junitxml $(LOWEST)/run.xml; \
+	$(LOWEST)/bin/python tests/record.py $(LOWEST)/run.xml benchmarks/results/lowest-cpu.json 'make $@'
+
+$(LOWEST_DEV): $(PINS) constraints-lowest.txt
+	@echo "Installing the oldest torch into $(LOWEST), with what its tests need: it brings gigabytes of CUDA."
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@sed 's/=.*/==/; s/^/^/' constraints-lowest.txt | grep -vf - constraints.txt > $(LOWEST)/constraints.txt
+	@cat constraints-lowest.txt >> $(LOWEST)/constraints.txt
+	@$(LOWEST_PIP) hatchling build
+	@$(LOWEST_PIP) --no-build-isolation -e '.[dev,all]'
+	@$(LOWEST_PIP) --no-deps $(MODELS)
 	@touch $@
