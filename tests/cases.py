@@ -215,11 +215,13 @@ def cases(
     rarely: tuple[int, ...] = (300, 600),
     usually: tuple[int, ...] = LENGTHS,
     plain: bool = False,
+    batches: tuple[tuple[int, ...], ...] = BATCHES,
+    groups: tuple[tuple[int, int], ...] = GROUPS,
 ) -> Case:
     """A whole call. `plain`: only what SDPA can express (softmax; no mask, causal, padding, tables; a dense bias)."""
     dtype = draw(st.sampled_from(dtypes))
-    batch = draw(st.sampled_from(BATCHES))
-    heads, kv_heads = draw(st.sampled_from(GROUPS))
+    batch = draw(st.sampled_from(batches))
+    heads, kv_heads = draw(st.sampled_from(groups))
     shape = Shape(batch, heads, draw(lengths(rarely, usually)), draw(lengths(rarely, usually)))
     dim, value_dim = draw(st.sampled_from(DIMS)), draw(st.sampled_from(DIMS))
     random = generator(draw(SEEDS))

@@ -47,7 +47,7 @@ def whole_map(case: Case, dtype: torch.dtype = torch.float64) -> Map:
     bias = o.get("bias")
     if isinstance(bias, Tensor):
         bias = bias.to(dtype)
-    scores = reference.scores(q, k, bias=bias, scale=o.get("scale"), softcap=o.get("softcap"))
+    scores = reference.scores(q, k, bias=bias, scale=o.get("scale"), softcap=o.get("softcap")).to(dtype)
     visible = torch.ones_like(scores, dtype=torch.bool) if case.table is None else case.table.expand(scores.shape)
     scores = scores.masked_fill(~visible, -torch.inf)
     count = visible.sum(-1, keepdim=True).clamp_min(1).to(dtype)

@@ -34,13 +34,14 @@ class Normalizer:
 
     `weights(scores, row, visible)`: scores `[..., rows, columns]` with -inf where hidden, `row` `[..., rows, 1]`
     the row's number, `visible` a boolean tile or None if all of it is visible.
-    `slope(weights, scores, row, visible)`: the derivative of each weight by its own score, the row's number held fixed.
+    `slope(weights, scores, row, visible)`: the derivative of each weight by its own score, the row's number held fixed;
+    None if scores do not matter.
     """
 
     name: str
     by_row: str  # "lse" or "visible": the one number per row that the weights need
     weights: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    slope: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    slope: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]
 
     def __reduce__(self) -> tuple[Callable[[str], Normalizer], tuple[str]]:
         return get, (self.name,)  # there is one of each, and a copy is that one
@@ -75,7 +76,7 @@ NORMALIZERS = {
         Normalizer("softmax", "lse", _softmax, lambda w, s, lse, visible: w),
         Normalizer("relu", "visible", _relu, lambda w, s, count, visible: (s > 0) / count.clamp_min(1)),
         Normalizer("sigmoid", "visible", _sigmoid, lambda w, s, count, visible: w * (1 - w)),
-        Normalizer("uniform", "visible", _uniform, lambda w, s, count, visible: torch.zeros_like(w)),
+        Normalizer("uniform", "visible", _uniform, lambda w, s, count, visible: None),
     )
 }
 
@@ -124,7 +125,7 @@ def normalize(
     scores = scores.masked_fill(~visible, -torch.inf)
     if not normalizer.is_softmax:
         row = visible.sum(-1, keepdim=True).to(scores.dtype).expand(*scores.shape[:-1], 1)
-        return normalizer.weights(scores, row, visible)
+        return normalizer.weights(scores, row, visible).masked_fill(~visible, 0.0)
     if not scores.shape[-1]:
         return scores
     largest = scores.amax(-1, keepdim=True)
@@ -137,4 +138,5 @@ def normalize(
     total = shares.sum(-1, keepdim=True)
     if sink is not None:
         total = total + (sink - level).exp()
-    return shares / total.masked_fill(total == 0, 1.0)
+    # Once more, for a row that is NaN: what is hidden from it has no weight either.
+    return (shares / total.masked_fill(total == 0, 1.0)).masked_fill(~visible, 0.0)

@@ -119,3 +119,36 @@ def test_compiled_as_one_graph():
     q, k, v = (t.detach() for t in draw(torch.bfloat16))
     compiled = torch.compile(lambda q, k, v: sl.attention(q, k, v, mask=sl.causal()), fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), sl.attention(q, k, v, mask=sl.causal()))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_by_streaming_what_is_hidden_reaches_no_output_and_no_gradient(name, value):
+    q, k, v = (t.detach() for t in draw(torch.float32))
+    {"q": q, "k": k, "v": v}[name][:, :, 590, :] = value
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    mask = sl.causal() & sl.window(64)
+    out = sl.attention(*leaves, mask=mask, backend="streaming")
+    out.square().sum().backward()
+    strange = slice(590, 591) if name == "q" else slice(590, 600)
+    clean = torch.ones(600, dtype=torch.bool, device="cuda")
+    clean[strange] = False
+    unseen = slice(0, 590 - 64)
+    assert out[:, :, clean].isfinite().all()
+    assert leaves[0].grad[:, :, clean].isfinite().all()
+    assert all(t.grad[:, :, unseen].isfinite().all() for t in leaves[1:])
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+def test_by_torchs_kernels_what_is_not_finite_stays_in_its_head_and_sequence(backend):
+    """All that holds there: values are not looked at, and a hidden one may reach rows of its own head."""
+    q, k, v = (t.detach() for t in draw(torch.bfloat16))
+    v[0, 0, 590] = float("nan")
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out = sl.attention(*leaves, mask=sl.causal(), backend=backend)
+    out.float().square().sum().backward()
+    assert out[0, :4, 590:].isnan().all()
+    assert out[1].isfinite().all()
+    assert out[0, 4:].isfinite().all()
+    assert all(t.grad[1].isfinite().all() for t in leaves)
+    assert all(t.grad[0, t.shape[1] // 2 :].isfinite().all() for t in leaves)

@@ -11,6 +11,9 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from sightline.attention import sdpa, streaming
 from sightline.attention.call import make_call
 from sightline.attention.choose import BACKENDS, Choice, choose
+from sightline.attention.nonfinite import LANES, finite, unbounded, unreadable, zeros
+from sightline.attention.nonfinite import spoiled as spoiled
+from sightline.attention.packing import HALF
 from sightline.masks import Band
 
 if TYPE_CHECKING:
@@ -66,15 +69,8 @@ def attention(
     usual = bias is None and scale is None and softcap is None and sinks is None and normalizer == "softmax"
     if usual and not dropout and backend == "auto":
         out = sdpa.shortcut(q, k, v, mask)
-        if out is not None:
-            if mask is None or not out.is_cpu or torch.compiler.is_compiling():
-                return out
-            if isinstance(mask, Band) and out.shape[-2] == 1:
-                return out  # nothing is hidden from it
-            # The last row of a causal map reads all that there is: it tells for all rows. Of few rows, picking it out
-            # costs more than to sum them all.
-            if _finite(out.select(-2, -1) if isinstance(mask, Band) and out.shape[-2] > 32 else out):
-                return out
+        if out is not None and (not out.is_cpu or unreadable(out) or not _doubtful(q, k, v, mask, out)):
+            return out
     call = make_call(
         q,
         k,
@@ -107,27 +103,25 @@ def which_backend(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", **o
 def run(call: Call, backend: str) -> Tensor:
     """Do a checked call with a backend that can do it."""
     out = BACKENDS[backend].run(call)
-    return streaming.run(call, careful=True) if spoiled(call, out) else out
+    # The others keep what is not finite where it belongs by themselves.
+    return streaming.run(call, careful=True) if backend == "sdpa" and spoiled(call, out) else out
 
 
-def spoiled(call: Call, out: Tensor) -> bool:
-    """Whether NaN or inf in hidden values may have reached rows that do not see them.
-
-    Fused kernels multiply hidden values by 0, which for NaN is NaN. Values are not looked at in a compiled graph,
-    under torch.func, or far away on a GPU.
-    """
-    return call.mask is not None and out.is_cpu and not _hidden() and not _finite(out)
-
-
-def _hidden() -> bool:
-    """Whether values cannot be looked at."""
-    return torch.compiler.is_compiling() or streaming.transformed()
-
-
-def _finite(out: Tensor) -> bool:
-    """Whether all is finite, by one sum: NaN and inf stay in it."""
-    if out.requires_grad:
-        out = out.detach()
-    # In half precision a sum of finite numbers could overflow.
-    total = out.sum() if out.dtype in (torch.float32, torch.float64) else out.sum(dtype=torch.float32)
-    return math.isfinite(total.item())
+def _doubtful(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, out: Tensor) -> bool:
+    """The same as `spoiled` for what the shortcut did, where every operation counts."""
+    seen, keys = out, k.shape[-2]
+    if seen.requires_grad:
+        if mask is not None and not finite(q, k, v):
+            return True
+        seen = seen.detach()
+    if isinstance(mask, Band) and seen.shape[-2] == 1:
+        # Nothing is hidden from it: it got the keys it sees.
+        keys = keys if mask.left is None and mask.right == 0 else 1
+    elif mask is not None:
+        # The last row of a causal map reads all that there is: it tells for all rows. Of few rows, picking it out
+        # costs more than to sum them all.
+        row = seen.select(-2, -1) if isinstance(mask, Band) and seen.shape[-2] > 32 else seen
+        total = row.sum(dtype=torch.float32) if row.dtype in HALF else row.sum()
+        if not math.isfinite(total.item()):
+            return True
+    return (keys % LANES != 0 or seen.dtype in HALF) and zeros(seen) and unbounded(q, k)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sightline.attention.cpu_kernel import for_every_head, in_rows, of_each_group
+from sightline.attention.nonfinite import nan_of_infinity
 from sightline.attention.tiles import Columns, bias_tile, visit
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def forward(
             # The kernel gives a row without any visible key an lse of 0.
             part_lse = part_lse.masked_fill(table.amax(-1).expand(part_lse.shape) == -torch.inf, -torch.inf)
         out[:, :, rows] = part[..., : s.value_dim]
-        lse[:, :, rows] = part_lse
+        lse[:, :, rows] = nan_of_infinity(part_lse)
     out, lse = out.view(*s.batch, *out.shape[1:]), lse.view(*s.batch, *lse.shape[1:])
     if call.sinks is not None:
         out, lse = with_sinks(call.sinks, out, lse)

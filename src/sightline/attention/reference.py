@@ -1,7 +1,8 @@
 """The definition of attention, twice: one query at a time, and as matrix products.
 
 Both are for reading and for testing: they hold the whole map, run in any precision up to float64, and every
-backend must give what they give. The arguments mean what they mean in `sl.attention`.
+backend must give what they give. Scores and sums are held in float32 at least. The arguments mean what they mean in
+`sl.attention`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sightline.attention.nonfinite import finite, unreadable
 from sightline.masks import as_mask
 from sightline.normalizers import normalize
 from sightline.shapes import default_scale, sizes_of
@@ -29,6 +31,7 @@ def vector_view(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) 
     torch.Size([4, 3])
     """
     scale = default_scale(q.shape[-1]) if scale is None else scale
+    dtype, (q, k, v) = q.dtype, (_wide(t) for t in (q, k, v))
     rows = []
     for query in q:
         scores = [scale * torch.dot(query, key) for key in k]
@@ -36,7 +39,7 @@ def vector_view(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) 
         shares = [torch.exp(score - largest) for score in scores]
         total = sum(shares)
         rows.append(sum(share / total * value for share, value in zip(shares, v, strict=True)))
-    return torch.stack(rows)
+    return torch.stack(rows).to(dtype)
 
 
 def matrix_view(
@@ -57,8 +60,14 @@ def matrix_view(
     >>> matrix_view(q, k, v).shape
     torch.Size([2, 4, 3])
     """
-    weight = weights(q, k, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, normalizer=normalizer)
-    return weight @ _per_query_head(v, q)
+    if q.dim() == 2:
+        options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+        return matrix_view(q[None], k[None], v[None], normalizer=normalizer, **options)[0]  # type: ignore[arg-type]
+    visible = _visible(mask, q, k)
+    strange = mask is not None and not (unreadable(q) or finite(q, k, v))
+    seen = visible if strange else None
+    weight = _weights(_scores(q, k, bias, scale, softcap, seen), visible, sinks, normalizer)
+    return _product(weight, _wide(_per_query_head(v, q)), seen).to(q.dtype)
 
 
 def weights(
@@ -80,13 +89,8 @@ def weights(
     if q.dim() == 2:
         options = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
         return weights(q[None], k[None], normalizer=normalizer, **options)[0]  # type: ignore[arg-type]
-    queries, keys = q.shape[-2], k.shape[-2]
     score = scores(q, k, bias=bias, scale=scale, softcap=softcap)
-    visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
-    if mask is not None:
-        visible = as_mask(mask).to_dense(queries, keys, q.device)
-    sink = None if sinks is None else sinks[..., None].expand(score.shape[:-1])
-    return normalize(score, visible.expand_as(score), normalizer, sink)
+    return _weights(score, _visible(mask, q, k), sinks, normalizer).to(q.dtype)
 
 
 def scores(
@@ -102,9 +106,19 @@ def scores(
     >>> scores(torch.ones(1, 4), torch.ones(2, 4))
     tensor([[2., 2.]])
     """
+    return _scores(q, k, bias, scale, softcap, None)
+
+
+def _scores(
+    q: Tensor, k: Tensor, bias: BiasLike, scale: float | None, softcap: float | None, seen: Tensor | None
+) -> Tensor:
     sizes_of(q, k, k)
     scale = default_scale(q.shape[-1]) if scale is None else scale
-    score = scale * (q @ _per_query_head(k, q).mT)
+    q, k = _wide(q), _wide(_per_query_head(k, q))
+    if seen is None:
+        score = scale * (q @ k.mT)
+    else:  # every row reads the keys it may see and no others
+        score = scale * (_each(k, seen) @ q[..., None])[..., 0].masked_fill(~seen, 0.0)
     if softcap is not None:
         score = softcap * torch.tanh(score / softcap)
     if bias is not None:
@@ -113,6 +127,34 @@ def scores(
             bias = bias.tile(slice(0, queries), slice(0, keys), queries, keys, q.device, score.dtype)
         score = score + bias.to(score.dtype)
     return score
+
+
+def _weights(score: Tensor, visible: Tensor, sinks: Tensor | None, normalizer: str) -> Tensor:
+    sink = None if sinks is None else sinks[..., None].expand(score.shape[:-1])
+    return normalize(score, visible.expand_as(score), normalizer, sink)
+
+
+def _visible(mask: MaskLike, q: Tensor, k: Tensor) -> Tensor:
+    """Which query may see which key, written out."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    if mask is None:
+        return torch.ones(queries, keys, dtype=torch.bool, device=q.device)
+    return as_mask(mask).to_dense(queries, keys, q.device)
+
+
+def _product(weight: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+    """The map times the values. Where not all is finite, every row reads the values it may see and no others."""
+    return weight @ v if seen is None else (weight[..., None, :] @ _each(v, seen))[..., 0, :]
+
+
+def _each(x: Tensor, seen: Tensor) -> Float[Tensor, "*batch heads queries keys any"]:
+    """Keys or values for each query by itself, 0 where they are hidden from it: 0 * NaN would be NaN."""
+    return x[..., None, :, :].masked_fill(~seen[..., None], 0.0)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least: in float16 a score overflows at 65,504."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _per_query_head(x: Tensor, q: Tensor) -> Tensor:

@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline.attention import streaming
 from sightline.attention.blind import blind_rows, find
 from sightline.attention.cpu_kernel import for_every_head, in_rows
 from sightline.attention.kept import Kept
+from sightline.attention.nonfinite import nan_of_infinity, spoiled
 from sightline.attention.packing import HALF, packed, unpacked
 from sightline.masks import Band, Dense, Mask, Padding
 from sightline.masks.base import may_keep
@@ -204,7 +206,8 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
         # Of such rows the kernels give an lse, and on CUDA an output, as they please.
         hidden = hidden.expand(lse.shape)
         lse, out = lse.masked_fill(hidden, -torch.inf), out.masked_fill(hidden[..., None], 0.0)
-    return _finish(call, out), lse.reshape(*s.batch, s.heads, s.queries)
+    out, lse = _finish(call, out), lse.reshape(*s.batch, s.heads, s.queries)
+    return streaming.run_with_rows(call, careful=True) if spoiled(call, out) else (out, lse)
 
 
 class _Ready(NamedTuple):
@@ -332,9 +335,10 @@ def _additive(ready: _Ready) -> Tensor | None:
 
 def _cpu_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
     table = _additive(ready)
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         ready.q, ready.k, ready.v, 0.0, ready.causal, attn_mask=table, scale=scale
     )
+    return out, nan_of_infinity(lse)
 
 
 def _cuda_cudnn(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from sightline.attention import fused
+from sightline.attention.nonfinite import finite, spoiled, unreadable
+from sightline.attention.nonfinite import transformed as transformed
 from sightline.attention.tiles import Tile, bias_index, fold, row_numbers, scaled_rows, score_tile, unfold, visit
 from sightline.errors import SightlineError, explain
 
@@ -31,7 +33,6 @@ class Recipe(NamedTuple):
 
     call: Call
     seed: int
-    careful: bool
     use_fused: bool
 
 
@@ -41,16 +42,15 @@ def refuses(call: Call) -> str | None:
 
 
 def run(call: Call, careful: bool = False) -> Float[Tensor, "*batch heads queries value_dim"]:
-    """Attention by tiles. `careful` keeps NaN and inf in v away from the rows that may not see them."""
+    """Attention by bands of the fused kernel where it can, else by tiles; `careful`: by tiles, which spread no NaN."""
     return run_with_rows(call, careful)[0]
 
 
 def run_with_rows(call: Call, careful: bool = False) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]]:
     """The output, and the one number per row that its weights need: the lse, or the visible keys."""
     seed = int(torch.randint(2**62, ())) if call.dropout else 0
-    careful = careful or (call.device.type != "cpu" and call.mask is not None and not _finite(call.v))
     bias = call.bias if isinstance(call.bias, Tensor) else None
-    recipe = Recipe(_without_tensors(call), seed, careful, fused.can(call) and not careful)
+    recipe = Recipe(_without_tensors(call), seed, fused.can(call) and not careful)
     with torch.autocast(call.device.type, enabled=False):
         out, row = _Stream.apply(call.q, call.k, call.v, bias, call.sinks, recipe)
     return out, row
@@ -66,20 +66,15 @@ def _with_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | No
     return call.replace(q=q, k=k, v=v, sizes=sizes, bias=call.bias if bias is None else bias, sinks=sinks)
 
 
-def transformed() -> bool:
-    """Whether this runs under a torch.func transformation, where values cannot be looked at."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _finite(x: Tensor) -> bool:
-    return transformed() or bool(x.isfinite().all())
-
-
 class _Stream(torch.autograd.Function):
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None, recipe: Recipe) -> Any:
         call = _with_tensors(recipe.call, q, k, v, bias, sinks)
-        return fused.forward(call) if recipe.use_fused else _forward(call, recipe)
+        if recipe.use_fused:
+            both = fused.forward(call)
+            if not spoiled(call, both[0]):
+                return both
+        return _forward(call, recipe)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -115,9 +110,12 @@ class _StreamBackward(torch.autograd.Function):
     ) -> tuple:
         call = _with_tensors(recipe.call, q, k, v, bias, sinks)
         grad_bias = torch.zeros_like(bias, dtype=call.compute_dtype) if wants_bias and bias is not None else None
-        if recipe.use_fused and grad_bias is None:
+        grads = None
+        if recipe.use_fused and grad_bias is None and _all_finite(grad, out):
             grads = fused.backward(call, grad, out, row)
-        else:
+            if call.mask is not None and not _all_finite(*grads):
+                grads = None  # 0 * NaN is NaN: what is hidden has reached others
+        if grads is None:
             grads = _backward(call, recipe, grad, out, row, grad_bias)
         grad_sinks = None
         if sinks is not None:
@@ -171,6 +169,7 @@ def _tile_size(call: Call) -> tuple[int, int]:
 
 def _forward(call: Call, recipe: Recipe) -> tuple[Tensor, Tensor]:
     s = call.sizes
+    careful = call.mask is not None and not _all_finite(call.v)
     counts = None if call.normalizer.is_softmax else row_numbers(call).expand(*s.batch, s.heads, s.queries)
     shape = (*s.batch, s.heads, s.queries)
     out = torch.empty(*shape, s.value_dim, dtype=call.q.dtype, device=call.device)
@@ -191,7 +190,7 @@ def _forward(call: Call, recipe: Recipe) -> tuple[Tensor, Tensor]:
                 shares = call.normalizer.weights(tile.scores, counts[..., rows, None], tile.visible)
             if call.dropout:
                 shares = shares * _keep(call, recipe, rows, column.span, shares.shape)
-            total = total + _values(call, shares, tile, column.span, recipe.careful)
+            total = total + _values(call, shares, tile, column.span, careful)
         if state is not None:
             total = total / state.sums.masked_fill(state.sums == 0, 1.0)[..., None]
             row[..., rows] = state.lse()
@@ -237,17 +236,24 @@ def _keep(call: Call, recipe: Recipe, rows: slice, span: slice, shape: torch.Siz
 
 def _values(call: Call, shares: Tensor, tile: Tile, span: slice, careful: bool) -> Tensor:
     v = call.v[..., span, :].to(call.compute_dtype)
-    if not careful or tile.visible is None:
-        return unfold(fold(shares, call.sizes) @ v, call.sizes)
-    # 0 * NaN is NaN, so a value that is not finite is added only to the rows that see its key.
-    bad = ~v.isfinite()
-    total = unfold(fold(shares, call.sizes) @ v.masked_fill(bad, 0.0), call.sizes)
-    visible = tile.visible.expand(shares.shape)
-    rows = v.repeat_interleave(call.sizes.groups, -3)
-    for j in bad.any(-1).flatten(0, -2).any(0).nonzero().flatten().tolist():
-        value = rows[..., j : j + 1, :]
-        part = torch.where(value.isfinite(), 0.0, shares[..., j : j + 1] * value)
-        total = total + torch.where(visible[..., j : j + 1], part, 0.0)
+    return unfold(_product(fold(shares, call.sizes), v, _seen(call, tile, shares, careful)), call.sizes)
+
+
+def _seen(call: Call, tile: Tile, cells: Tensor, careful: bool) -> Tensor | None:
+    """Which cells of a tile are visible, folded as the cells are; None if that need not be known."""
+    return fold(tile.visible.expand(cells.shape), call.sizes) if careful and tile.visible is not None else None
+
+
+def _product(cells: Tensor, x: Tensor, seen: Tensor | None) -> Tensor:
+    """cells @ x, where a hidden cell takes nothing: 0 * NaN is NaN, so what is not finite is added cell by cell."""
+    if seen is None:
+        return cells @ x
+    bad = ~x.isfinite()
+    total = cells @ x.masked_fill(bad, 0.0)
+    for j in (bad.any(-1) & seen.any(-2)).flatten(0, -2).any(0).nonzero().flatten().tolist():
+        one = x[..., j : j + 1, :]
+        part = torch.where(one.isfinite(), 0.0, cells[..., j : j + 1] * one)
+        total = total + torch.where(seen[..., j : j + 1], part, 0.0)
     return total
 
 
@@ -255,6 +261,7 @@ def _backward(
     call: Call, recipe: Recipe, grad: Tensor, out: Tensor, row: Tensor, grad_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     s, dtype = call.sizes, call.compute_dtype
+    careful = call.mask is not None and not _all_finite(call.q, call.k, call.v, grad, out)
     grad_q = torch.empty_like(call.q)
     grad_k, grad_v = torch.zeros_like(call.k, dtype=dtype), torch.zeros_like(call.v, dtype=dtype)
     delta = (grad.to(dtype) * out.to(dtype)).sum(-1, keepdim=True)
@@ -265,16 +272,22 @@ def _backward(
         for column in columns:
             tile, span = score_tile(call, q_rows, rows, column), column.span
             weights = call.normalizer.weights(tile.scores, number, tile.visible)
+            if careful and tile.visible is not None:
+                weights = weights.masked_fill(~tile.visible, 0.0)
+            seen = _seen(call, tile, weights, careful)
+            seen_by = None if seen is None else seen.mT
             grad_weights = unfold(grad_rows @ call.v[..., span, :].to(dtype).mT, s)
             kept = weights
             if call.dropout:
                 keep = _keep(call, recipe, rows, span, weights.shape)
                 kept, grad_weights = weights * keep, grad_weights * keep
-            grad_v[..., span, :] += fold(kept, s).mT @ grad_rows
+            grad_v[..., span, :] += _product(fold(kept, s).mT, grad_rows, seen_by)
             if call.normalizer.is_softmax:
                 # Every score moves the row's sum, and so every weight of the row.
                 grad_weights = grad_weights - delta[..., rows, :]
             slope = call.normalizer.slope(weights, tile.scores, number, tile.visible)
+            if slope is None:
+                continue
             grad_scores = grad_weights * slope
             if tile.visible is not None:
                 grad_scores = grad_scores.masked_fill(~tile.visible, 0.0)
@@ -283,9 +296,17 @@ def _backward(
                 part += grad_scores.sum_to_size(part.shape)
             if tile.capped is not None:
                 assert call.softcap is not None
-                grad_scores = grad_scores * (1 - (tile.capped / call.softcap) ** 2)
+                steepness = 1 - (tile.capped / call.softcap) ** 2
+                if tile.visible is not None:
+                    steepness = steepness.masked_fill(~tile.visible, 0.0)
+                grad_scores = grad_scores * steepness
             folded = fold(grad_scores, s)
-            total = total + folded @ call.k[..., span, :].to(dtype)
-            grad_k[..., span, :] += folded.mT @ q_rows
+            total = total + _product(folded, call.k[..., span, :].to(dtype), seen)
+            grad_k[..., span, :] += _product(folded.mT, q_rows, seen_by)
         grad_q[..., rows, :] = unfold(total * call.scale, s)
     return grad_q, grad_k, grad_v
+
+
+def _all_finite(*tensors: Tensor) -> bool:
+    """Whether all is finite, as far as that can be told."""
+    return unreadable(tensors[0]) or finite(*tensors)
