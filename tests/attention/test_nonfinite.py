@@ -13,8 +13,6 @@ from nonfinite_cases import AROUND_LANES, of_what_is_read, strange_cases
 from sightline.attention import reference, sdpa, streaming
 from sightline.attention.call import make_call
 
-pytestmark = pytest.mark.cpu_kernels
-
 
 def agrees(case, backend):
     """What is finite, and what is NaN, is so exactly where the definition over the visible keys says."""
@@ -29,18 +27,21 @@ def agrees(case, backend):
     assert ((out.double() - truth)[good].abs() <= 100 * eps * scale).all(), f"{case} by {backend}"
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=200)
 @given(strange_cases(), st.sampled_from(("auto", "auto", "streaming", "reference")))
 def test_what_is_not_finite_reaches_the_rows_that_read_it_and_no_others(case, backend):
     agrees(case[0], backend)
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=100)
 @given(strange_cases(plain=True))
 def test_by_torchs_own_kernel(case):
     agrees(case[0], "sdpa")
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 1)])
 @pytest.mark.parametrize("mask", [None, "causal", "padding", "window"])
@@ -56,6 +57,7 @@ def test_a_query_that_is_nan_gives_nan_whatever_the_number_of_keys(dtype, heads,
             assert out.isnan().sum() == out.shape[-1], f"{queries} queries, {keys} keys"
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("where", ["q", "k"])
@@ -81,6 +83,7 @@ def test_a_hidden_key_leaves_the_numbers_of_rows_alone():
     torch.testing.assert_close(sl.look(q, k, mask=sl.padding([6])).lse, clean)
 
 
+@pytest.mark.cpu_kernels
 def test_keys_that_are_minus_infinity_but_for_the_last():
     """A vector of scores of -inf, and a NaN among those left over: the largest score is not -inf."""
     q, k, v = inputs(1, queries=1, keys=17, dtype=torch.float32)
@@ -89,6 +92,7 @@ def test_keys_that_are_minus_infinity_but_for_the_last():
     assert sl.attention(q, k, v).isnan().all()
 
 
+@pytest.mark.cpu_kernels
 def test_scores_that_overflow_to_nan():
     """Finite queries and keys whose product is inf - inf."""
     q = torch.full((1, 1, 1, 2), 3e38)
@@ -135,6 +139,7 @@ def gradients_agree(case, backend):
         assert ((got.double() - want)[good].abs() <= bound).all(), f"{name} of {case} by {backend}"
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=150)
 @given(
     strange_cases(dtypes=(torch.float64, torch.float32)), st.sampled_from(("auto", "auto", "streaming", "reference"))
@@ -143,6 +148,7 @@ def test_no_gradient_of_what_does_not_see_it(case, backend):
     gradients_agree(case[0], backend)
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=100)
 @given(strange_cases(dtypes=(torch.float64, torch.float32), plain=True))
 def test_no_gradient_by_torchs_own_kernel(case):

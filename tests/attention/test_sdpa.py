@@ -12,6 +12,7 @@ from sightline.attention.call import make_call
 from sightline.masks import Band
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=300)
 @given(cases(plain=True))
 def test_it_makes_at_most_twice_the_error_of_plain_torch(case):
@@ -36,6 +37,7 @@ BANDS = [
 ]
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mask", [*BANDS, Band(3, 5, "start"), Band(None, -40)], ids=str)
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (8, 2)])
@@ -106,6 +108,7 @@ def test_a_band_aligned_at_the_start_with_a_limit_is_not_torchs_causal():
     torch.testing.assert_close(sl.attention(q, k, v, mask=mask), reference.matrix_view(q, k, v, mask=mask))
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize(
     "options",
     [

@@ -129,6 +129,7 @@ TILES = st.sampled_from(((1, 1), (2, 5), (7, 3), (8, 16), (64, 128)))
 ASKED = st.sets(st.sampled_from(ROW_STATS))
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=120)
 @given(swept_cases(PRECISE), TILES, st.integers(1, 12), ASKED, st.sampled_from((0, 1, 3, 8)), st.data())
 def test_any_statistics_of_any_call(
@@ -166,6 +167,7 @@ def check_all(
         assert len(seen) == before, "all of it was computed in one go"
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=40)
 @given(swept_cases(HALVES))
 def test_in_half_precision_the_error_is_at_most_twice_that_of_eager_torch(case: Case) -> None:
@@ -274,6 +276,7 @@ def test_real_tiles(mask: sl.Mask | None, monkeypatch: pytest.MonkeyPatch) -> No
     check_top(case, sight, m, 8)
 
 
+@pytest.mark.cpu_kernels
 @pytest.mark.parametrize("mask", [sl.causal(), sl.padding(torch.arange(90) % 7 > 2), sl.window(5)], ids=str)
 def test_nan_in_hidden_keys_is_not_seen(mask: sl.Mask) -> None:
     q, k, _ = inputs(heads=1, queries=90, keys=90, dtype=torch.float32)

@@ -17,6 +17,7 @@ from sightline.lens.rows import output_and_rows, rows_only
 from sightline.lens.sight import Sight
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=60)
 @given(cases(DTYPES, plain=True))
 def test_the_lse_of_sdpa(case: Case) -> None:
@@ -29,6 +30,7 @@ def test_the_lse_of_sdpa(case: Case) -> None:
     assert gap(found, m.lse, "lse") <= allowed
 
 
+@pytest.mark.cpu_kernels
 @settings(max_examples=60)
 @given(cases(DTYPES))
 def test_the_row_numbers_of_streaming(case: Case) -> None:
