@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sightline as sl
 from cases import SEEDS, generator
 from sightline.lens import strongest
 from sightline.lens.strongest import Best
@@ -81,3 +82,22 @@ def test_equal_weights_everywhere() -> None:
 
 def test_fewer_columns_than_asked_for() -> None:
     assert found(torch.tensor([[0.25, 0.5]]), 4, [0, 1, 2]) == ([[1, 0, -1, -1]], [[0.5, 0.25, 0.0, 0.0]])
+
+
+def test_of_equal_weights_is_said_of_the_computed_ones() -> None:
+    """Weights of keys that hold the same numbers differ in the last bits: a product rounds columns differently."""
+    differ = 0
+    for dim in (16, 17, 64, 65):
+        for keys in (5, 9, 17, 33):
+            for queries in (5, 17):
+                q = torch.randn(1, queries, dim)
+                k = torch.randn(1, 1, dim).expand(1, keys, dim).contiguous()
+                found = sl.look(q, k).top(keys)
+                # All of them share alike, but for some roundings of a score.
+                torch.testing.assert_close(found.weights, torch.full((1, queries, keys), 1 / keys), rtol=1e-5, atol=0)
+                stronger, weaker = found.weights[..., :-1], found.weights[..., 1:]
+                assert (stronger >= weaker).all()
+                lower_first = found.keys[..., :-1] < found.keys[..., 1:]
+                assert lower_first[stronger == weaker].all()
+                differ += int((stronger > weaker).any())
+    assert differ > 0

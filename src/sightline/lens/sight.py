@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 class TopKeys(NamedTuple):
     """The strongest keys of every query, strongest first; of equal weights the lower key first.
 
-    Where a query sees fewer keys, the key is -1 and its weight 0.
+    That is of the weights as they are computed: two keys that hold the same numbers may differ in the last bits of
+    their weights, because a matrix product rounds its columns in different orders. Where a query sees fewer keys, the
+    key is -1 and its weight 0.
 
     >>> import sightline as sl
     >>> q = torch.eye(3)
