@@ -18,6 +18,9 @@ from sightline.positions.base import whole
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+# The attributes of a cache that calls change.
+STATE = ("_keys", "_values", "_length", "_source")
+
 
 class KVCache:
     """The keys and values of one attention layer, growing at the end.

@@ -14,21 +14,21 @@ from typing import Any
 
 from torch import nn
 
-from sightline.nn.cache import KVCache
+from sightline.nn.cache import STATE, KVCache
 
-State = list[tuple[dict[str, Any], dict[str, Any]]]
+State = list[tuple[KVCache, str, Any]]
 
 
 def state_of(cache: object) -> State:
     """What the caches hold now, of a whole decoder, of a layer, or of one attention; nothing is copied."""
     caches = cache if isinstance(cache, Iterable) else (cache,)
-    return [(own.__dict__, own.__dict__.copy()) for own in caches if isinstance(own, KVCache)]
+    return [(own, name, getattr(own, name)) for own in caches if isinstance(own, KVCache) for name in STATE]
 
 
 def put_back(state: State) -> None:
     """Give the caches what they held before."""
     # A loop without Python's own steps: a second Ctrl-C comes before it or after it, never in between.
-    deque(starmap(dict.update, state), maxlen=0)
+    deque(starmap(setattr, state), maxlen=0)
 
 
 class TakesCache(nn.Module):

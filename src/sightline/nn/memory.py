@@ -31,15 +31,19 @@ class Source:
     @property
     def is_unchanged(self) -> bool:
         """Whether nobody has written to the memory since."""
-        return all(n is None or t._version == n for t, n in zip(self.tensors, self.versions, strict=True))
+        (first, second), (before, also_before) = self.tensors, self.versions
+        return _is_at(first, before) and _is_at(second, also_before)
 
-    def is_of(self, *pair: Tensor) -> bool:
+    def is_of(self, keys_of: Tensor, values_of: Tensor) -> bool:
         """Whether these tensors hold what was read then. Another tensor with the same numbers does."""
         if not self.is_unchanged:
             return False
-        if torch.is_grad_enabled() and _needs_gradient(pair):
-            return self.carried is not None and all(a is b for a, b in zip(pair, self.carried, strict=True))
-        return all(_same(a, b) for a, b in zip(pair, self.tensors, strict=True))
+        if torch.is_grad_enabled() and _needs_gradient((keys_of, values_of)):
+            return self.carried is not None and keys_of is self.carried[0] and values_of is self.carried[1]
+        first, second = self.tensors
+        if not _same(keys_of, first):
+            return False
+        return (values_of is keys_of and second is first) or _same(values_of, second)
 
     def chosen(self, indices: Tensor) -> Source | None:
         """The memory with its sequences chosen anew, as in `KVCache.reorder`; None if it is no longer known."""
@@ -62,6 +66,10 @@ def _kept(tensor: Tensor) -> tuple[Tensor, int | None]:
         with torch.inference_mode(False):
             return tensor.clone(), None
     return tensor.detach() if tensor.requires_grad else tensor, tensor._version
+
+
+def _is_at(tensor: Tensor, version: int | None) -> bool:
+    return version is None or tensor._version == version
 
 
 def _same(now: Tensor, then: Tensor) -> bool:
