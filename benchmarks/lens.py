@@ -4,13 +4,15 @@
 
 Figures: `sl.observe` with growing sets of statistics as a multiple of the best plain forward pass, its memory beyond
 q, k, v and the output, and beside it eager attention and, on a GPU, FlexAttention with q and k swapped and flash-colsum
-(both give column sums only; the second where it is installed).
+(both give column sums only; the second where it is installed). On a CPU also each width of the compiled kernel, and
+torch's operations alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from pathlib import Path
 
@@ -57,6 +59,8 @@ def cost() -> list[dict]:
                 runs |= _flash_colsum(q, k, causal)
             sets = SETS | TOP
             runs |= {name: (lambda s=s: sl.observe(q, k, v, mask=mask, stats=s)) for name, s in sets.items()}
+            if not GPU:
+                runs |= _widths(q, k, v, mask)
             if length <= 4096:
                 runs["eager, with its map"] = lambda: _eager(q, k, v, causal)
             result = compare(runs, repeats=15)
@@ -85,6 +89,25 @@ def _flex_swapped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
     return lambda: flex(
         k, q, q, score_mod=lambda s, b, h, i, j: s - lse[b, h, j], block_mask=blocks, return_aux=AuxRequest(lse=True)
     )
+
+
+def _widths(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: sl.Mask | None) -> dict[str, object]:
+    """All statistics but top, by the kernel for 4, 8 and 16 numbers at once, and by torch's operations alone."""
+    from sightline.kernels import cpu_tile
+
+    stats = SETS["+ entropy, max_score, distance"]
+
+    def by(name: str, value: str) -> object:
+        os.environ[name] = value
+        cpu_tile.kernel.cache_clear()
+        try:
+            return sl.observe(q, k, v, mask=mask, stats=stats)
+        finally:
+            del os.environ[name]
+            cpu_tile.kernel.cache_clear()
+
+    runs = {f"compiled for {n} numbers": (lambda n=n: by("SIGHTLINE_LANES", str(n))) for n in cpu_tile.LANES}
+    return runs | {"torch's operations": lambda: by("SIGHTLINE_COMPILE", "0")}
 
 
 def _flash_colsum(q: torch.Tensor, k: torch.Tensor, causal: bool) -> dict[str, object]:
