@@ -21,7 +21,9 @@ State = list[tuple[KVCache, str, Any]]
 
 def state_of(cache: object) -> State:
     """What the caches hold now, of a whole decoder, of a layer, or of one attention; nothing is copied."""
-    caches = cache if isinstance(cache, Iterable) else (cache,)
+    if isinstance(cache, KVCache):
+        return [(cache, name, getattr(cache, name)) for name in STATE]
+    caches = cache if isinstance(cache, Iterable) else ()
     return [(own, name, getattr(own, name)) for own in caches if isinstance(own, KVCache) for name in STATE]
 
 

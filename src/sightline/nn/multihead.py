@@ -262,9 +262,10 @@ class MultiHeadAttention(TakesCache, Attends):
             return False
         if not torch.is_grad_enabled():
             return True
-        made = zip((cache.keys, cache.values), pair, (self.key, self.value), strict=True)
+        made = zip((cache._keys, cache._values), pair, (self.key, self.value), strict=True)
         return all(
-            held.requires_grad or not (one.requires_grad or any(p.requires_grad for p in part.parameters()))
+            (held is not None and held.requires_grad)
+            or not (one.requires_grad or any(p.requires_grad for p in part.parameters()))
             for held, one, part in made
         )
 
@@ -326,7 +327,8 @@ def _to_save(held: Tensor) -> Tensor:
 
 def _check_shape(pair: tuple[Tensor, Tensor], cache: KVCache) -> None:
     """Another shape is another memory for sure, and the past in a decoder's other caches has read the one before."""
-    expected = (*cache.keys.shape[:-3], cache.length)
+    assert cache._keys is not None
+    expected = (*cache._keys.shape[:-3], cache.length)
     for one in pair:
         if one.shape[:-1] != expected:
             raise InputError(
