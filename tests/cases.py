@@ -7,9 +7,11 @@ the tests compare what the library says with that table.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -21,7 +23,9 @@ from sightline.positions import alibi
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 BATCHES = ((), (1,), (2,), (2, 3), (0,))
-GROUPS = ((1, 1), (4, 2), (8, 1), (3, 3))
+GROUPS = ((1, 1), (4, 2), (8, 1), (3, 3), (12, 4))
+# Limits beyond any length: the last does not fit into an int64.
+HUGE = (sys.maxsize, sys.maxsize - 1, 1 << 62, 10**30)
 LENGTHS = (0, 1, 2, 3, 5, 7, 16, 17, 31, 64, 129)
 SHORT = (0, 1, 2, 3, 5, 7, 16, 17)
 DIMS = (1, 3, 8, 16, 32)
@@ -112,22 +116,22 @@ def bands(draw: Any, shape: Shape) -> Drawn:
     if kind != "window":
         mask = sl.causal() if kind == "causal" else sl.causal(align="start")
         return Drawn(mask, (column <= place).expand(shape.full))
-    limit = st.none() | st.integers(0, 9) | st.integers(0, max(shape.keys, 1))
+    limit = st.none() | st.integers(0, 9) | st.integers(0, max(shape.keys, 1)) | st.sampled_from(HUGE)
     left, right = draw(limit), draw(limit)
     table = torch.ones(shape.queries, shape.keys, dtype=torch.bool)
-    if left is not None:
+    if left is not None and left not in HUGE:
         table &= column >= place - left
-    if right is not None:
+    if right is not None and right not in HUGE:
         table &= column <= place + right
     return Drawn(sl.window(left, right), table.expand(shape.full))
 
 
 @st.composite
 def prefixes(draw: Any, shape: Shape) -> Drawn:
-    n = draw(st.integers(0, shape.keys + 2))
+    n = draw(st.integers(0, shape.keys + 2) | st.sampled_from(HUGE))
     place = torch.arange(shape.queries)[:, None] + shape.keys - shape.queries
     column = torch.arange(shape.keys)
-    return Drawn(sl.prefix(n), ((column <= place) | (column < n)).expand(shape.full))
+    return Drawn(sl.prefix(n), ((column <= place) | (column < min(n, shape.keys))).expand(shape.full))
 
 
 @st.composite
@@ -243,11 +247,11 @@ def cases(
         bias = draw(biases(shape, dtype))
         options["bias"] = bias.to_dense(shape.queries, shape.keys) if plain and not isinstance(bias, Tensor) else bias
     if draw(st.integers(0, 3)) == 0:
-        options["scale"] = draw(st.sampled_from((0.5, 1.0, -0.3, 0.0)))
+        options["scale"] = draw(st.sampled_from((0.5, 1.0, -0.3, 0.0, np.float32(0.7), np.int64(1))))
     if not plain:
         options["normalizer"] = draw(st.sampled_from(("softmax", "softmax", "softmax", "relu", "sigmoid", "uniform")))
         if draw(st.integers(0, 3)) == 0:
-            options["softcap"] = draw(st.sampled_from((1.0, 5.0, 30.0)))
+            options["softcap"] = draw(st.sampled_from((1.0, 5.0, np.float64(30.0), np.int32(2))))
         if options["normalizer"] == "softmax" and draw(st.integers(0, 3)) == 0:
             options["sinks"] = tensor(*draw(st.sampled_from(((heads,), (*batch, heads)))))
     return Case(q, k, v, options, table)
@@ -299,7 +303,7 @@ def plain_torch(case: Case, way: str) -> Tensor:
     visible = torch.ones(*q.shape[:-1], keys, dtype=torch.bool) if case.table is None else case.table
     bias = o.get("bias")
     if bias is not None:
-        bias = (bias if isinstance(bias, Tensor) else bias.to_dense(queries, keys)).to(dtype).expand(visible.shape)
+        bias = (bias if isinstance(bias, Tensor) else _alibi(bias.heads, queries, keys)).to(dtype).expand(visible.shape)
     if way == "reversed":
         q, k, v, visible = q.flip(-1), k.flip(-1, -2), v.flip(-2), visible.flip(-1)
         bias = None if bias is None else bias.flip(-1)
@@ -330,6 +334,14 @@ def plain_torch(case: Case, way: str) -> Tensor:
         weights = visible / count
     out = weights @ v
     return out[0] if flat else out
+
+
+def _alibi(heads: int, queries: int, keys: int) -> Tensor:
+    """ALiBi written down a second time, in float64: of 12 heads the slopes of 8, and every second one of 16."""
+    power = 1 << (heads.bit_length() - 1)
+    exponents = [8 * (i + 1) / power for i in range(power)] + [4 * (2 * i + 1) / power for i in range(heads - power)]
+    distance = (torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)).abs()
+    return -torch.tensor([2.0**-e for e in exponents], dtype=torch.float64)[:, None, None] * distance
 
 
 def plain_error(case: Case, truth: Tensor, backend: str) -> float:

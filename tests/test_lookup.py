@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -247,3 +248,10 @@ class TestSoft:
             soft([1.0, 0.0], x, x)  # type: ignore[arg-type]
         with pytest.raises(InputError, match=r"query \(2, 3\), keys \(2, 2\)"):
             soft(torch.ones(2, 3), x, x)
+
+
+def test_a_temperature_of_numpy_is_a_number():
+    query, keys, values = torch.randn(2, 4), torch.randn(3, 4), torch.randn(3, 2)
+    ours = soft(query, keys, values, temperature=np.float64(0.5))
+    assert torch.equal(ours, soft(query, keys, values, temperature=0.5))
+    assert torch.equal(soft(query, keys, values, temperature=np.int64(2)), soft(query, keys, values, 2))

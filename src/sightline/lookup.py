@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.shapes import as_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
@@ -211,11 +212,12 @@ def soft(
                     hint=f"{name}.float()",
                 )
             )
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+    heat = as_number(temperature)
+    if heat is None:
         raise InputTypeError(
             explain("temperature must be a number", expected="float", got=repr(temperature), hint="temperature=1.0")
         )
-    if not temperature >= 0:
+    if not heat >= 0:
         raise InputError(
             explain("temperature cannot be negative", expected="0 or more", got=temperature, hint="temperature=1.0")
         )
@@ -225,11 +227,11 @@ def soft(
     scores = query.to(dtype) @ keys.to(dtype).T / math.sqrt(max(1, keys.shape[-1]))  # [*batch, queries, keys]
     # How far behind the strongest key, before the temperature: dividing by it then can only underflow to weight 0.
     behind = scores - scores.amax(dim=-1, keepdim=True)
-    if temperature < torch.finfo(dtype).tiny:
+    if heat < torch.finfo(dtype).tiny:
         weights = (behind == 0).to(dtype)
         weights = weights / weights.sum(dim=-1, keepdim=True)
     else:
-        weights = (behind / temperature).softmax(dim=-1)
+        weights = (behind / heat).softmax(dim=-1)
     return (weights @ values.to(dtype)).to(values.dtype)
 
 

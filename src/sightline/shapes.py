@@ -8,6 +8,7 @@ head `h` reads key head `h // (heads // kv_heads)`.
 from __future__ import annotations
 
 import math
+import numbers
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -47,6 +48,31 @@ def default_scale(dim: int) -> float:
     0.125
     """
     return 1 / math.sqrt(dim) if dim else 1.0
+
+
+def as_whole(value: object) -> int | None:
+    """A whole number of Python, numpy or another library as an int; None if it is none. True and False are none.
+
+    >>> import numpy as np
+    >>> as_whole(np.int32(3)), as_whole(3.0), as_whole(True)
+    (3, None, None)
+    """
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+
+
+def as_number(value: object) -> float | None:
+    """A number of Python, numpy or another library as a float; None if it is none. True and False are none.
+
+    >>> import numpy as np
+    >>> as_number(np.float32(0.5)), as_number(3), as_number("3")
+    (0.5, 3.0, None)
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _shapes(**tensors: Tensor) -> str:

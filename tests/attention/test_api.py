@@ -227,6 +227,31 @@ def test_what_is_not_finite_over_several_tiles():
     torch.testing.assert_close(out, clean)
 
 
+# Gradients.
+
+
+@pytest.mark.parametrize("queries, keys", [(3, 4), (1, 4), (0, 4), (3, 0)])
+@pytest.mark.parametrize("batch", [(), (2,), (0,)], ids=str)
+@pytest.mark.parametrize("needs", ["q", "k", "v", "bias", "sinks"])
+@paths
+def test_an_output_has_a_grad_fn_whenever_an_input_needs_gradients(path, needs, batch, queries, keys):
+    """Also where the input does not matter: nothing is read, nothing is seen, or the normaliser does not ask."""
+    softmax = PATHS[path].get("normalizer", "softmax") == "softmax"
+    for mask in (None, torch.zeros(queries, keys, dtype=torch.bool), sl.padding(torch.zeros(batch, dtype=torch.int64))):
+        given = dict(zip("qkv", inputs(*batch, queries=queries, keys=keys), strict=True))
+        if needs == "bias":
+            given["bias"] = torch.zeros(queries, keys, dtype=torch.float64)
+        if needs == "sinks":
+            if not softmax or path == "sdpa":
+                return
+            given["sinks"] = torch.zeros(2, dtype=torch.float64)
+        given[needs].requires_grad_()
+        out = sl.attention(**given, mask=mask, **PATHS[path])
+        assert out.grad_fn is not None
+        (grad,) = torch.autograd.grad(out.sum(), given[needs])
+        assert grad.isfinite().all()
+
+
 # What the inputs may look like.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -159,3 +160,20 @@ def test_two_axes_become_three():
 def test_a_scale_of_zero_is_a_scale():
     q, k, v = inputs()
     torch.testing.assert_close(sl.attention(q, k, v, scale=0), v.mean(-2, keepdim=True).expand_as(v))
+
+
+def test_numbers_of_numpy_are_numbers():
+    t = tensors()
+    call = make_call(**t, scale=np.float32(0.5), softcap=np.int64(5), dropout=np.float16(0.25))
+    assert (call.scale, call.softcap, call.dropout) == (0.5, 5.0, 0.25)
+    assert all(type(number) is float for number in (call.scale, call.softcap, call.dropout))
+    assert sl.attention(**t, bias=alibi(np.int64(4)), mask=sl.padding(np.array([3, 7]))).shape == (2, 4, 5, 4)
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), np.array([1.0, 2.0]), 1j, torch.tensor(1.0)], ids=str)
+def test_what_is_no_number(value):
+    said(InputTypeError, ["scale must be a number"], scale=value)
+
+
+def test_a_number_too_large_for_a_float_is_not_finite():
+    said(InputError, ["scale must be finite"], scale=10**400)

@@ -116,3 +116,22 @@ def test_alibi_is_as_exact_as_the_call():
 def test_it_can_be_differentiated_twice():
     q, k, v = inputs(heads=2, kv_heads=1, queries=3, keys=4, grad=True)
     assert torch.autograd.gradgradcheck(lambda *t: sl.attention(*t, mask=sl.causal(), backend="reference"), (q, k, v))
+
+
+@pytest.mark.parametrize("view", ["matrix", "vector"])
+@pytest.mark.parametrize("seed", range(4))
+def test_scores_in_float16_do_not_overflow(view, seed):
+    """q.k beyond 65,504, the largest number of float16, though scale * q.k is small."""
+    q, k, v = (t[0] for t in inputs(heads=1, queries=5, keys=7, dim=64, seed=seed))
+    q, k, v = (300 * q).half(), (300 * k).half(), v.half()
+    attend = reference.matrix_view if view == "matrix" else reference.vector_view
+    assert ((q.double() @ k.double().mT).abs() > 65504).any()
+    truth = reference.matrix_view(q.double(), k.double(), v.double(), scale=1e-5)
+    out = attend(q, k, v, scale=1e-5)
+    assert out.dtype == torch.float16
+    assert error(out, truth) < 4 * torch.finfo(torch.float16).eps
+
+
+def test_the_weights_of_more_keys_than_float16_can_count():
+    q, k = torch.zeros(1, 1, dtype=torch.float16), torch.zeros(70000, 1, dtype=torch.float16)
+    torch.testing.assert_close(reference.matrix_view(q, k, k + 1), torch.ones(1, 1, dtype=torch.float16))

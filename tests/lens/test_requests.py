@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 import sightline as sl
 from sightline.errors import InputError, InputTypeError
@@ -90,3 +92,15 @@ def test_rows_are_a_slice(rows: object) -> None:
     assert "try: rows=slice(0, 1024)" in str(caught.value)
     with pytest.raises(InputTypeError, match="columns is a slice without a step"):
         sl.Picture(columns=rows)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert sl.Top(np.int64(3)) == sl.Top(3)
+    assert type(sl.Top(np.int64(3)).n) is int
+    assert sl.Picture(np.int32(8), np.int64(9)) == sl.Picture(8, 9)
+    assert sl.Picture(cell=(np.int8(2), 3)) == sl.Picture(cell=(2, 3))
+    assert sl.Picture(rows=slice(np.int64(1), np.int64(3))) == sl.Picture(rows=slice(1, 3))
+    sight = sl.look(torch.eye(4), torch.eye(4))
+    assert torch.equal(sight.top(np.int64(2)).keys, sight.top(2).keys)
+    assert torch.equal(sight.tile(slice(np.int64(1), np.int64(3)), slice(None)), sight.tile(slice(1, 3), slice(None)))
+    assert torch.equal(sight.picture(size=(np.int64(2), 2)), sight.picture(size=(2, 2)))

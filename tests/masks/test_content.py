@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sightline as sl
-from cases import Shape, documents, paddings, tables
+from cases import Shape, documents, inputs, paddings, tables
 from sightline.errors import InputError, InputTypeError
 from sightline.masks import EMPTY, FULL, MIXED, as_mask, edges, spans
 
@@ -177,3 +177,50 @@ def test_padding_used_in_inference_mode_can_be_trained_with():
         sl.attention(q, q, q, mask=mask)
     sl.attention(q, q, q, mask=mask).sum().backward()
     assert q.grad is not None
+
+
+@pytest.mark.parametrize("kind", ["array", "from_numpy", "numpy called"])
+def test_what_numpy_changes_afterwards_is_noticed_or_copied(kind):
+    """torch does not count such changes: what was given by numpy is copied, and what numpy got is not kept."""
+
+    def given(array):
+        return array if kind == "array" else torch.from_numpy(array)
+
+    q, k, v = inputs(2, queries=4, keys=6)
+    array = np.array([2, 6])
+    lengths = torch.tensor([2, 6]) if kind == "numpy called" else given(array)
+    mask = sl.padding(lengths)
+    first = sl.attention(q, k, v, mask=mask)
+    held = np.array([2, 6])
+    if kind == "numpy called":
+        held = array = lengths.numpy()
+    array[0] = 5
+    expected = sl.attention(q, k, v, mask=sl.padding([int(held[0]), 6]))
+    torch.testing.assert_close(sl.attention(q, k, v, mask=mask), expected)
+    torch.testing.assert_close(sl.look(q, k, mask=mask).lse, sl.look(q, k, mask=sl.padding([int(held[0]), 6])).lse)
+    assert (kind == "numpy called") != torch.equal(expected, first)
+
+    if kind != "numpy called":
+        real, ids = np.array([True, True, False]), np.array([0, 0, 1])
+        masks = sl.padding(given(real)), sl.documents(given(ids))
+        real[:], ids[:] = False, 7
+        assert masks[0].to_dense(1, 3).flatten().tolist() == [True, True, False]
+        assert masks[1].to_dense(1, 3).flatten().tolist() == [False, False, True]
+
+
+def test_a_table_that_numpy_changes_is_looked_at_anew():
+    q, k, _ = inputs(1, queries=3, keys=3)
+    array = np.ones((3, 3), dtype=bool)
+    mask = torch.from_numpy(array)
+    assert sl.look(q, k, mask=mask).lse.isfinite().all()
+    array[1] = False
+    assert (sl.look(q, k, mask=mask).lse[..., 1] == -torch.inf).all()
+
+
+def test_lengths_changed_in_place_are_noticed():
+    q, k, v = inputs(2, queries=4, keys=6)
+    lengths = torch.tensor([2, 6])
+    mask = sl.padding(lengths)
+    sl.attention(q, k, v, mask=mask)
+    lengths[0] = 5
+    assert torch.equal(sl.attention(q, k, v, mask=mask), sl.attention(q, k, v, mask=sl.padding([5, 6])))

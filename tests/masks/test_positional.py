@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sightline as sl
-from cases import Shape, bands, prefixes
+from cases import HUGE, Shape, bands, inputs, prefixes
 from sightline.errors import InputError, InputTypeError
 from sightline.masks import EMPTY, FULL, MIXED, Band, edges, positional, spans
+
+CPU = torch.device("cpu")
 
 DRAWINGS = {
     "causal()": sl.causal(),
@@ -129,3 +131,44 @@ def test_what_cannot_be_is_said(make, kind, facts):
     text = str(caught.value)
     for fact in ("expected: ", "got: ", "try: ", *facts):
         assert fact in text
+
+
+@pytest.mark.parametrize("huge", HUGE)
+@pytest.mark.parametrize("queries, keys", [(5, 5), (3, 7), (7, 3), (1, 4)])
+def test_a_limit_beyond_any_length_is_no_limit(huge: int, queries: int, keys: int) -> None:
+    """On every path: tiles, kinds of tiles, stretches, single cells, and what is left of a causal row."""
+    for mask, same in (
+        (sl.window(huge, huge), sl.window(None, None)),
+        (sl.window(huge), sl.causal()),
+        (sl.causal() & sl.window(huge, huge), sl.causal()),
+        (~sl.window(2, huge), ~sl.window(2, None)),
+        (sl.prefix(huge), sl.window(None, None)),
+    ):
+        assert torch.equal(mask.to_dense(queries, keys), same.to_dense(queries, keys))
+        edges = np.arange(queries + 1), np.arange(keys + 1)
+        assert np.array_equal(mask.kinds(*edges, queries, keys), same.kinds(*edges, queries, keys))
+        assert torch.equal(mask.visible(queries, keys, CPU), same.visible(queries, keys, CPU))
+        stretch = mask.intervals(queries, keys, CPU)
+        if stretch is not None:
+            assert all(torch.equal(a, b) for a, b in zip(stretch, same.intervals(queries, keys, CPU), strict=True))
+        i, j = torch.arange(queries)[:, None], torch.arange(keys)
+        assert torch.equal(
+            mask.mod((), queries, keys, CPU)(i * 0, i * 0, i, j), same.mod((), queries, keys, CPU)(i * 0, i * 0, i, j)
+        )
+        q, k, v = inputs(1, queries=queries, keys=keys)
+        for backend in ("auto", "streaming", "reference"):
+            torch.testing.assert_close(
+                sl.attention(q, k, v, mask=mask, backend=backend), sl.attention(q, k, v, mask=same, backend=backend)
+            )
+        assert torch.equal(sl.look(q, k, mask=mask).top(2).keys, sl.look(q, k, mask=same).top(2).keys)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    mask = sl.window(np.int64(2), np.uint8(1))
+    assert mask == sl.window(2, 1)
+    assert repr(mask) == "window(2, 1)"
+    assert sl.prefix(np.int32(3)) == sl.prefix(3)
+    assert type(sl.prefix(np.int32(3)).n) is int
+    for wrong in (np.float64(2.0), np.bool_(True), np.array([1, 2])):
+        with pytest.raises(TypeError, match="must be a whole number"):
+            sl.window(wrong)

@@ -22,9 +22,15 @@ from sightline.positions import Alibi, alibi
     ],
 )
 def test_slopes_are_those_of_the_paper(heads: int, exponents: list[float]) -> None:
-    expected = torch.tensor([2.0**-e for e in exponents])
-    assert alibi(heads).slopes.dtype == torch.float32
+    expected = torch.tensor([2.0**-e for e in exponents], dtype=torch.float64)
     assert alibi(heads).slopes.equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_tile_is_as_exact_as_it_is_asked_to_be(dtype: torch.dtype) -> None:
+    """The ninth of 12 slopes is the square root of a half: rounded once, to the precision of the call."""
+    tile = alibi(12).tile(slice(0, 1), slice(0, 1), queries=4, keys=1, dtype=dtype)
+    assert tile[8, 0, 0] == torch.tensor(-3 * 0.5**0.5, dtype=torch.float64).to(dtype)
 
 
 def test_the_last_query_stands_at_the_last_key() -> None:

@@ -104,7 +104,16 @@ def run(call: Call, backend: str) -> Tensor:
     """Do a checked call with a backend that can do it."""
     out = BACKENDS[backend].run(call)
     # The others keep what is not finite where it belongs by themselves.
-    return streaming.run(call, careful=True) if backend == "sdpa" and spoiled(call, out) else out
+    out = streaming.run(call, careful=True) if backend == "sdpa" and spoiled(call, out) else out
+    return out if out.requires_grad or not torch.is_grad_enabled() else _connected(call, out)
+
+
+def _connected(call: Call, out: Tensor) -> Tensor:
+    """The output as a function of every input that needs gradients, also where it depends on none of them."""
+    given = (call.q, call.k, call.v, call.bias, call.sinks)
+    for part in (t.flatten()[:0] for t in given if isinstance(t, torch.Tensor) and t.requires_grad):
+        out = out + part.sum().to(out.dtype)
+    return out
 
 
 def _doubtful(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, out: Tensor) -> bool:

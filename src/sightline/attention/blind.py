@@ -12,7 +12,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from sightline.masks.base import may_keep
+from sightline.masks.base import counted, may_keep
 
 
 class _Asked:
@@ -54,7 +54,7 @@ def blind_rows(table: Tensor, keep: bool | None = None) -> Tensor | None:
     >>> blind_rows(torch.ones(2, 2, dtype=torch.bool)) is None
     True
     """
-    if not (may_keep() if keep is None else keep) or table.is_inference() or _recorded(table):
+    if not (may_keep() if keep is None else keep) or not counted(table) or _recorded(table):
         return find(table)
     known = _asked.get(id(table))
     if known is None or known.table() is not table or known.version != table._version:

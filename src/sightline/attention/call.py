@@ -12,7 +12,7 @@ from torch import Tensor
 from sightline import normalizers
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.masks import Mask, as_mask
-from sightline.shapes import Sizes, default_scale, sizes_of
+from sightline.shapes import Sizes, as_number, default_scale, sizes_of
 
 if TYPE_CHECKING:
     from sightline.normalizers import Normalizer
@@ -123,7 +123,7 @@ def make_call(
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under torch.autocast attention runs in the lower precision, as torch's own does."""
-    if not isinstance(q, Tensor) or not torch.is_autocast_enabled(q.device.type):
+    if not isinstance(q, Tensor) or q.is_meta or not torch.is_autocast_enabled(q.device.type):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
 
@@ -214,17 +214,18 @@ def _broadcasts_to(shape: torch.Size, target: tuple[int, ...]) -> bool:
 
 def check_number(name: str, value: object) -> float:
     """A finite number, or an error."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number = as_number(value)
+    if number is None:
         raise InputTypeError(
             explain(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"float({name})")
         )
-    if not math.isfinite(value):
+    if not math.isfinite(number):
         raise InputError(
             explain(
                 f"{name} must be finite", expected="a finite number", got=value, hint="leave it out for the default"
             )
         )
-    return float(value)
+    return number
 
 
 def check_softcap(softcap: object) -> float:

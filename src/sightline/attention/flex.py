@@ -98,7 +98,7 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
     if isinstance(bias, Tensor):
         table = bias.expand(*s.batch, s.heads, s.queries, s.keys) if bias.dim() > 2 else bias.expand(s.queries, s.keys)
     elif bias is not None:
-        slopes = slopes.to(call.device)  # type: ignore[union-attr]
+        slopes = slopes.to(call.device, torch.float32)  # type: ignore[union-attr]
     if table is not None and table.dim() > 3:
         table = table.reshape(-1, s.heads, s.queries, s.keys)
     offset = s.keys - s.queries

@@ -14,6 +14,7 @@ import numpy as np
 
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.lens.requests import Picture
+from sightline.shapes import as_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +110,10 @@ def resolve(name: str, span: slice | int | None, length: int) -> slice:
     """A slice with its ends spelled out; ends beyond the map are an error, not silently cut."""
     if span is None:
         return slice(0, length)
-    if isinstance(span, int):
-        span = slice(span, span + 1 or None)
+    if isinstance(span, slice):  # numpy's integers are numbers too
+        span = slice(*(n if as_whole(n) is None else as_whole(n) for n in (span.start, span.stop, span.step)))
+    elif isinstance(one := as_whole(span), int):
+        span = slice(one, one + 1 or None)
     if not isinstance(span, slice) or not all(n is None or isinstance(n, int) for n in (span.start, span.stop)):
         raise InputTypeError(
             explain(

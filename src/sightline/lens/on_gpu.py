@@ -180,7 +180,7 @@ def _options(call: Call) -> dict[str, Any] | None:
         **masked,
         "scale": call.scale,
         "softcap": call.softcap,
-        "slopes": call.bias.slopes.to(call.device) if isinstance(call.bias, Alibi) else None,
+        "slopes": call.bias.slopes.to(call.device, torch.float32) if isinstance(call.bias, Alibi) else None,
         "bias": _four_axes(call.bias, call) if isinstance(call.bias, Tensor) else None,
     }
 

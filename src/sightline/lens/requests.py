@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.shapes import as_whole
 
 ROW_STATS = ("entropy", "max_score", "distance", "total")
 NAMES = ("entropy", "max_score", "distance", "received", "top", "picture")
@@ -23,7 +24,7 @@ class Top:
     n: int = 8
 
     def __post_init__(self) -> None:
-        _whole("n", self.n, at_least=1)
+        object.__setattr__(self, "n", _whole("n", self.n, at_least=1))
 
 
 @dataclass(frozen=True, init=False)
@@ -65,7 +66,9 @@ class Picture:
                     hint='reduce="max"',
                 )
             )
+        pairs: dict[str, tuple[int, int] | None] = {}
         for name, pair in (("size", (height, height if width is None else width)), ("cell", cell)):
+            pairs[name] = None
             if pair is not None:
                 if not isinstance(pair, tuple) or len(pair) != 2:
                     raise InputTypeError(
@@ -76,11 +79,10 @@ class Picture:
                             hint=f"{name}=(64, 64)",
                         )
                     )
-                for number in pair:
-                    _whole(name, number, at_least=1)
+                pairs[name] = (_whole(name, pair[0], at_least=1), _whole(name, pair[1], at_least=1))
         put = object.__setattr__
-        put(self, "size", None if cell else (height, height if width is None else width))
-        put(self, "cell", cell)
+        put(self, "size", None if cell else pairs["size"])
+        put(self, "cell", pairs["cell"])
         put(self, "rows", _pair("rows", rows))
         put(self, "columns", _pair("columns", columns))
         put(self, "reduce", reduce)
@@ -128,8 +130,8 @@ def parse(stats: object) -> list[Request]:
 def _pair(name: str, span: slice | None) -> tuple[int, int | None] | None:
     if span is None or span == slice(None):
         return None
-    whole = isinstance(span, slice) and all(n is None or isinstance(n, int) for n in (span.start, span.stop))
-    if not whole or span.step not in (None, 1):
+    ends = [n if n is None else as_whole(n) for n in (span.start, span.stop)] if isinstance(span, slice) else []
+    if not ends or [n is None for n in ends] != [span.start is None, span.stop is None] or span.step not in (None, 1):
         raise InputTypeError(
             explain(
                 f"{name} is a slice without a step",
@@ -138,13 +140,15 @@ def _pair(name: str, span: slice | None) -> tuple[int, int | None] | None:
                 hint=f"{name}=slice(0, 1024)",
             )
         )
-    return (span.start or 0, span.stop)
+    return (ends[0] or 0, ends[1])
 
 
-def _whole(name: str, number: object, at_least: int) -> None:
-    if not isinstance(number, int) or isinstance(number, bool):
+def _whole(name: str, value: object, at_least: int) -> int:
+    number = as_whole(value)
+    if number is None:
         raise InputTypeError(
-            explain(f"{name} must be a whole number", expected="int", got=type(number).__name__, hint=f"{name}=8")
+            explain(f"{name} must be a whole number", expected="int", got=type(value).__name__, hint=f"{name}=8")
         )
     if number < at_least:
         raise InputError(explain(f"{name} is too small", expected=f"{at_least} or more", got=number, hint=f"{name}=8"))
+    return number

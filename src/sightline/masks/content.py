@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sightline.errors import InputError, InputTypeError, explain
-from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod, may_keep, state_of
+from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod, counted, may_keep, own, state_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -102,8 +103,7 @@ class Padding(Mask):
         """
         source = self.lengths if self.real is None else self.real
         assert source is not None
-        # Tensors of inference mode do not count their changes.
-        if not (may_keep() if keep is None else keep) or source.is_inference():
+        if not (may_keep() if keep is None else keep) or not counted(source):
             return self.tile(slice(0, 1), slice(0, keys), 1, keys, device)
         state = (keys, device, source._version)  # the lengths may have been changed in place since
         if self._kept is None or self._kept[:3] != state:
@@ -253,7 +253,7 @@ def padding(lengths: Int[Tensor, "*batch"] | Bool[Tensor, "*batch keys"] | Seque
     tensor([[1, 0, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    tensor = torch.as_tensor(lengths)
+    tensor = own(torch.as_tensor(lengths))
     if tensor.dtype == torch.bool:
         if tensor.dim() == 0:
             raise InputError(
@@ -314,7 +314,7 @@ def dense(tensor: Bool[Tensor, "*any queries keys"]) -> Dense:
 
 
 def _integers(name: str, values: object) -> Tensor:
-    tensor = torch.as_tensor(values)
+    tensor = own(torch.as_tensor(values))
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
         raise InputTypeError(
             explain(
@@ -335,7 +335,7 @@ def _integers(name: str, values: object) -> Tensor:
 
 def _readable(tensor: Tensor) -> bool:
     """Whether values can be looked at without a wait for the GPU or a break in a compiled graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor) and not torch.compiler.is_compiling()
 
 
 def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:

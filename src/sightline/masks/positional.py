@@ -22,6 +22,7 @@ import torch
 
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod
+from sightline.shapes import as_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,20 +38,16 @@ class Band(Mask):
         """Query `i` stands at key `i + offset`."""
         return keys - queries if self.align == "end" else 0
 
+    def limits(self, queries: int, keys: int) -> tuple[int | None, int | None]:
+        """Left and right within the sizes of a call: what is larger changes nothing, and would overflow int64."""
+        most = queries + keys
+        left, right = (None if n is None else max(-most, min(n, most)) for n in (self.left, self.right))
+        return left, right
+
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
         place = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset(queries, keys)
         column = torch.arange(columns.start, columns.stop, device=device)
-        return self._allows(place, column)
-
-    def _allows(self, place: Tensor, column: Tensor) -> Tensor:
-        allowed = torch.ones_like(place - column, dtype=torch.bool) if self.left is self.right is None else None
-        if self.left is not None:
-            allowed = column >= place - self.left
-        if self.right is not None:
-            near = column <= place + self.right
-            allowed = near if allowed is None else allowed & near
-        assert allowed is not None
-        return allowed
+        return _allows(place, column, *self.limits(queries, keys))
 
     def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
         first, last = (
@@ -58,24 +55,27 @@ class Band(Mask):
             row_edges[1:, None] - 1 + self.offset(queries, keys),
         )
         start, stop = column_edges[None, :-1], column_edges[None, 1:] - 1
+        left, right = self.limits(queries, keys)
         shape = (len(row_edges) - 1, len(column_edges) - 1)
         empty, full = np.zeros(shape, dtype=bool), np.ones(shape, dtype=bool)
-        if self.right is not None:
-            empty |= start > last + self.right
-            full &= stop <= first + self.right
-        if self.left is not None:
-            empty |= stop < first - self.left
-            full &= start >= last - self.left
+        if right is not None:
+            empty |= start > last + right
+            full &= stop <= first + right
+        if left is not None:
+            empty |= stop < first - left
+            full &= start >= last - left
         return np.where(empty, EMPTY, np.where(full, FULL, MIXED)).astype(np.int8)
 
     def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
         offset = self.offset(queries, keys)
-        return lambda b, h, i, j: self._allows(i + offset, j)
+        left, right = self.limits(queries, keys)
+        return lambda b, h, i, j: _allows(i + offset, j, left, right)
 
     def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
         place = torch.arange(queries, device=device) + self.offset(queries, keys)
-        first = torch.zeros_like(place) if self.left is None else (place - self.left).clamp(0, keys)
-        stop = torch.full_like(place, keys) if self.right is None else (place + self.right + 1).clamp(0, keys)
+        left, right = self.limits(queries, keys)
+        first = torch.zeros_like(place) if left is None else (place - left).clamp(0, keys)
+        stop = torch.full_like(place, keys) if right is None else (place + right + 1).clamp(0, keys)
         return first, stop
 
     def visible(self, queries: int, keys: int, device: torch.device) -> Tensor:
@@ -105,6 +105,17 @@ class Band(Mask):
         )
 
 
+def _allows(place: Tensor, column: Tensor, left: int | None, right: int | None) -> Tensor:
+    allowed = torch.ones_like(place - column, dtype=torch.bool) if left is right is None else None
+    if left is not None:
+        allowed = column >= place - left
+    if right is not None:
+        near = column <= place + right
+        allowed = near if allowed is None else allowed & near
+    assert allowed is not None
+    return allowed
+
+
 class Prefix(Mask):
     """Causal, and everyone sees the first `n` keys."""
 
@@ -113,16 +124,17 @@ class Prefix(Mask):
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
         column = torch.arange(columns.start, columns.stop, device=device)
-        return _CAUSAL.tile(rows, columns, queries, keys, device) | (column < self.n)
+        return _CAUSAL.tile(rows, columns, queries, keys, device) | (column < min(self.n, keys))
 
     def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
         start, stop = column_edges[None, :-1], column_edges[None, 1:]
-        prefix = np.where(stop <= self.n, FULL, np.where(start < self.n, MIXED, EMPTY))
+        n = min(self.n, keys)
+        prefix = np.where(stop <= n, FULL, np.where(start < n, MIXED, EMPTY))
         return np.maximum(_CAUSAL.kinds(row_edges, column_edges, queries, keys), prefix).astype(np.int8)
 
     def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
-        offset = keys - queries
-        return lambda b, h, i, j: (j <= i + offset) | (j < self.n)
+        offset, n = keys - queries, min(self.n, keys)
+        return lambda b, h, i, j: (j <= i + offset) | (j < n)
 
     def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
         first, stop = _CAUSAL.intervals(queries, keys, device)
@@ -179,10 +191,11 @@ def window(left: int | None, right: int | None = 0) -> Band:
             [1, 1, 0],
             [0, 1, 1]], dtype=torch.int32)
     """
-    for name, size in (("left", left), ("right", right)):
-        if size is not None:
-            _whole(f"the window's {name}", size, "window(left, right) counts keys before and after the position itself")
-    return Band(left, right)
+    hint = "window(left, right) counts keys before and after the position itself"
+    return Band(
+        None if left is None else _whole("the window's left", left, hint),
+        None if right is None else _whole("the window's right", right, hint),
+    )
 
 
 def prefix(n: int) -> Prefix:
@@ -193,17 +206,18 @@ def prefix(n: int) -> Prefix:
             [1, 1, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    _whole("the prefix", n, "prefix(n) is the number of keys that everyone sees")
-    return Prefix(n)
+    return Prefix(_whole("the prefix", n, "prefix(n) is the number of keys that everyone sees"))
 
 
-def _whole(what: str, number: object, hint: str) -> None:
-    if not isinstance(number, int) or isinstance(number, bool):
+def _whole(what: str, value: object, hint: str) -> int:
+    number = as_whole(value)
+    if number is None:
         raise InputTypeError(
-            explain(f"{what} must be a whole number", expected="int", got=type(number).__name__, hint=hint)
+            explain(f"{what} must be a whole number", expected="int", got=type(value).__name__, hint=hint)
         )
     if number < 0:
         raise InputError(explain(f"{what} must not be negative", expected="0 or more", got=number, hint=hint))
+    return number
 
 
 def _narrower(a: int | None, b: int | None) -> int | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sightline.errors import InputError, InputTypeError, explain
 from sightline.positions.base import whole
+from sightline.shapes import as_number, as_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -76,11 +77,12 @@ class Sampler:
 
 
 def _between(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = as_number(value)
+    if number is None:
         raise InputTypeError(
             explain(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"{name}=1.0")
         )
-    if not low <= value <= high or math.isinf(value):
+    if not low <= number <= high or math.isinf(number):
         raise InputError(
             explain(
                 f"{name} is out of range",
@@ -89,12 +91,13 @@ def _between(name: str, value: object, low: float, high: float) -> float:
                 hint=f"{name}=1.0",
             )
         )
-    return float(value)
+    return number
 
 
 def _seed(seed: object) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    number = as_whole(seed)
+    if number is None:
         raise InputTypeError(
             explain("a seed must be a whole number", expected="int", got=type(seed).__name__, hint="seed=0")
         )
-    return seed % (1 << 63)
+    return number % (1 << 63)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.shapes import as_number
 
 if TYPE_CHECKING:
     from sightline.positions import Alibi
@@ -53,15 +54,16 @@ def share(name: str, value: object) -> float:
     >>> share("dropout", 0.1)
     0.1
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number = as_number(value)
+    if number is None:
         raise InputTypeError(
             explain(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"{name}=0.1")
         )
-    if not 0 <= value < 1:
+    if not 0 <= number < 1:
         raise InputError(
             explain(f"{name} must be a probability below 1", expected="0 <= dropout < 1", got=value, hint=f"{name}=0.1")
         )
-    return float(value)
+    return number
 
 
 def check_name(what: str, name: object, known: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.shapes import as_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,15 +43,16 @@ def positive(name: str, value: object) -> float:
     >>> positive("base", 10000)
     10000.0
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number = as_number(value)
+    if number is None:
         raise InputTypeError(
             explain(f"{name} must be a number", expected="float", got=repr(value), hint=f"{name}=10000.0")
         )
-    if not 0 < value < float("inf"):
+    if not 0 < number < float("inf"):
         raise InputError(
             explain(f"{name} must be positive", expected="a finite number above 0", got=value, hint=f"{name}=10000.0")
         )
-    return float(value)
+    return number
 
 
 def check_input(scheme: str, x: object, layout: str, size: int) -> torch.Size:

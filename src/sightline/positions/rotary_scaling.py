@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.shapes import as_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +137,8 @@ class _Settings:
         value = self.given.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        number = as_number(value)
+        if number is None or not 0 <= number < float("inf"):
             raise InputError(
                 explain(
                     f"scaling[{key!r}] cannot be used",
@@ -145,7 +147,7 @@ class _Settings:
                     hint="copy the dictionary from config.json",
                 )
             )
-        return value
+        return number
 
     def need(self, *keys: str) -> float:
         """The first of the keys that is there, which must not be 0."""
@@ -190,7 +192,8 @@ class _Settings:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+    number = as_number(value)
+    return number is not None and 0 < number < float("inf")
 
 
 def _default(say: _Settings, plain: list[float], base: float) -> Turning:
