@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from sightline.attention import sdpa, streaming
@@ -14,6 +15,7 @@ from sightline.attention.choose import BACKENDS, Choice, choose
 from sightline.attention.nonfinite import LANES, finite, unbounded, unreadable, zeros
 from sightline.attention.nonfinite import spoiled as spoiled
 from sightline.attention.packing import HALF
+from sightline.attention.valueless import blank, valueless
 from sightline.masks import Band
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def attention(
         seen: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, **options)
         return seen
     usual = bias is None and scale is None and softcap is None and sinks is None and normalizer == "softmax"
-    if usual and not dropout and backend == "auto":
+    if usual and not dropout and backend == "auto" and not isinstance(q, FakeTensor):
         out = sdpa.shortcut(q, k, v, mask)
         if out is not None and (not out.is_cpu or unreadable(out) or not _doubtful(q, k, v, mask, out)):
             return out
@@ -102,6 +104,8 @@ def which_backend(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", **o
 
 def run(call: Call, backend: str) -> Tensor:
     """Do a checked call with a backend that can do it."""
+    if valueless(call.q):
+        return blank(call)
     out = BACKENDS[backend].run(call)
     # The others keep what is not finite where it belongs by themselves.
     out = streaming.run(call, careful=True) if backend == "sdpa" and spoiled(call, out) else out

@@ -80,7 +80,12 @@ def finite(*tensors: Tensor) -> bool:
 
 def unreadable(x: Tensor) -> bool:
     """Whether values cannot be looked at: in a compiled graph, under torch.func, and where there are none."""
-    return torch.compiler.is_compiling() or transformed() or isinstance(x, FakeTensor) or x.is_meta
+    return torch.compiler.is_compiling() or transformed() or isinstance(x, FakeTensor) or x.is_meta or recording()
+
+
+def recording() -> bool:
+    """Whether torch writes down what is done (`make_fx`): what depends on values would be lost."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def transformed() -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from sightline.attention import streaming
 from sightline.attention.blind import blind_rows, find
 from sightline.attention.cpu_kernel import for_every_head, in_rows
+from sightline.attention.derivatives import beyond_torchs_kernels, once
 from sightline.attention.kept import Kept
 from sightline.attention.nonfinite import nan_of_infinity, spoiled
 from sightline.attention.packing import HALF, packed, unpacked
@@ -37,6 +38,11 @@ _SHORT = 1 << 23
 
 def refuses(call: Call) -> str | None:
     """Why torch's SDPA cannot do a call, or None if it can."""
+    bias = call.bias if isinstance(call.bias, Tensor) else None
+    # With dropout, or a bias that learns, torch takes plain operations, which have every derivative.
+    plain = call.dropout or (bias is not None and bias.requires_grad)
+    if not plain and beyond_torchs_kernels(call.q, call.k, call.v, bias):
+        return 'SDPA has only a first derivative, backwards; backend="reference" has all'
     if not call.is_plain:
         if call.softcap is not None:
             return "SDPA has no soft-cap"
@@ -115,15 +121,18 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
         if mask is None and (grouped or shape[2] == 1) and q.is_cpu:
             rows = packed(q, keys[1])
             if rows is not q:
-                return unpacked(F.scaled_dot_product_attention(rows, k, v), shape)
+                out = F.scaled_dot_product_attention(rows, k, v)
+                return unpacked(once(out) if out.requires_grad else out, shape)
         if grouped and q.is_cpu:
             k, v = for_every_head(k, v, shape[1])
         if mask is None or causal:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            return once(out) if out.requires_grad else out
         table = _table_of(mask, shape, q, keep)
         if table is None:
             return None
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=table, enable_gqa=grouped)
+        out = once(out) if out.requires_grad else out
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
     return out if q.is_cpu else _nothing_to_blind(out, blind_rows(table, keep))
@@ -179,6 +188,7 @@ def run(call: Call) -> Float[Tensor, "*batch heads queries value_dim"]:
         scale=call.scale,
         enable_gqa=ready.grouped,
     )
+    out = once(out) if out.requires_grad else out
     if ready.unpacked is not None:
         out = unpacked(out, ready.unpacked)
     if ready.table is not None and call.device.type == "cuda":
@@ -199,6 +209,7 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
     if kernel is None or any(t.stride(-1) != 1 for t in (ready.q, ready.k, ready.v)):
         return None
     out, lse = kernel(ready, call.scale)
+    out = once(out) if out.requires_grad else out
     if ready.unpacked is not None:
         out, lse = unpacked(out, ready.unpacked), unpacked(lse[..., None], ready.unpacked)[..., 0]
     hidden = None if ready.table is None else _blind(call, ready)

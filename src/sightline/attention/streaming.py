@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sightline.attention import fused
+from sightline.attention.derivatives import no_forward, no_second
 from sightline.attention.nonfinite import finite, spoiled, unreadable
 from sightline.attention.nonfinite import transformed as transformed
 from sightline.attention.tiles import Tile, bias_index, fold, row_numbers, scaled_rows, score_tile, unfold, visit
-from sightline.errors import SightlineError, explain
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -88,6 +88,10 @@ class _Stream(torch.autograd.Function):
         return (*_StreamBackward.apply(grad, *ctx.saved_tensors, ctx.recipe, ctx.needs_input_grad[3]), None)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Any:
+        no_forward("the streaming backend")
+
+    @staticmethod
     def vmap(info: Any, dims: tuple, *args: Any) -> tuple:
         return _Stream.apply(*_batched(info.batch_size, dims[:5], args[:5]), *args[5:]), (0, 0)
 
@@ -131,14 +135,11 @@ class _StreamBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise SightlineError(
-            explain(
-                "the streaming backend has no second derivative",
-                expected="one backward pass",
-                got="a gradient of a gradient",
-                hint='backend="reference", which torch differentiates any number of times',
-            )
-        )
+        no_second("the streaming backend")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Any:
+        no_forward("the streaming backend")
 
     @staticmethod
     def vmap(info: Any, dims: tuple, *args: Any) -> tuple:
