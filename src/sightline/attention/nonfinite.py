@@ -90,4 +90,4 @@ def recording() -> bool:
 
 def transformed() -> bool:
     """Whether this runs under a torch.func transformation, where values cannot be looked at."""
-    return torch._C._functorch.peek_interpreter_stack() is not None and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -267,17 +267,17 @@ def padding(lengths: Int[Tensor, "*batch"] | Bool[Tensor, "*batch keys"] | Seque
         return Padding(None, tensor)
     tensor = _integers("lengths", tensor)
     # Looked at once, here, and only where that costs no wait.
-    values = tensor.flatten().tolist() if _readable(tensor) and tensor.numel() else None
-    if values is not None and min(values) < 0:
+    least, most = (int(x) for x in tensor.aminmax()) if _readable(tensor) and tensor.numel() else (None, None)
+    if least is not None and least < 0:
         raise InputError(
             explain(
                 "a padding length must not be negative",
                 expected="0 or more",
-                got=min(values),
+                got=least,
                 hint="lengths count the real keys",
             )
         )
-    return Padding(tensor, None, None if values is None else max(values))
+    return Padding(tensor, None, most)
 
 
 def dense(tensor: Bool[Tensor, "*any queries keys"]) -> Dense:
@@ -341,7 +341,7 @@ def _readable(tensor: Tensor) -> bool:
 def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     if len(shape) > len(target):
         return False
-    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False))
+    return all(a in (1, b) for a, b in zip(shape, target[len(target) - len(shape) :]))
 
 
 def _shape(tensor: Tensor | None) -> str:
