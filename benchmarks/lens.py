@@ -143,17 +143,24 @@ def memory() -> list[dict]:
 
 
 def million() -> list[dict]:
-    """One layer of 1,048,576 tokens, causal: output, all statistics but top, 1,024 x 1,024 pictures."""
+    """One layer of 1,048,576 tokens, causal: output, all statistics but top, 1,024 x 1,024 pictures; then once more.
+
+    Strides beyond 32 bits are kernels of their own, which the first call compiles.
+    """
     q, k, v = draw(1 << 20, 16)
     stats = ("received", "entropy", "max_score", "distance", sl.Picture(1024, 1024))
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    _, sight = sl.observe(q, k, v, mask=sl.causal(), stats=stats)
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
+    spent = []
+    for _ in range(2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        _, sight = sl.observe(q, k, v, mask=sl.causal(), stats=stats)
+        torch.cuda.synchronize()
+        spent.append(time.perf_counter() - start)
+    first, seconds = spent
     error = (sight.received().double().sum(-1) - (1 << 20)).abs().max().item()
-    print(f"one layer of 1,048,576 tokens: {seconds:.1f} s (sum of received off by {error:.3f})", flush=True)
-    return [{"call": "one layer", "tokens": 1 << 20, "seconds": seconds, "received_error": error}]
+    print(f"one layer of 1,048,576 tokens: {first:.1f}, {seconds:.1f} s (received off by {error:.3f})", flush=True)
+    row = {"call": "one layer", "tokens": 1 << 20, "seconds": seconds, "first_seconds": first, "received_error": error}
+    return [row]
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def as_number(value: object) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 
 
 def _shapes(**tensors: Tensor) -> str:

@@ -80,19 +80,22 @@ class Measured:
 
     def __init__(self, rest: Tensor, large: Tensor) -> None:
         self.rest, self.large = rest, large
-        self._some, self._there = large[-1:], None
-        if large.is_cuda:
-            self._some = torch.empty(1, dtype=torch.int32, pin_memory=True).copy_(self._some, non_blocking=True)
-            self._there = torch.cuda.Event()
-            self._there.record(torch.cuda.current_stream(large.device))
+        self._there = torch.cuda.current_stream(large.device).record_event() if large.is_cuda else None
+        self._some: bool | None = None
 
     @property
     def some(self) -> bool:
         """Whether there are any. This waits until they have been looked at, not for what was launched after that."""
-        if self._there is not None:
-            self._there.synchronize()
-            self._there = None
-        return bool(self._some[0])
+        if self._some is None and self._there is not None:
+            # On a stream of its own: memory that the GPU writes to by itself would have to be made first, and making it
+            # waits for all.
+            stream = torch.cuda.Stream(self.large.device)
+            stream.wait_event(self._there)
+            with torch.cuda.stream(stream):
+                self._some = bool(self.large[-1])
+        elif self._some is None:
+            self._some = bool(self.large[-1])
+        return self._some
 
 
 @on_its_device
