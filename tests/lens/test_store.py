@@ -34,16 +34,23 @@ def there_and_back(sight: sl.Sight, folder: Path, **options: bool) -> sl.Sight:
 
 
 def agree(sight: sl.Sight, loaded: sl.Sight) -> None:
-    """Everything that can be asked, to the bit."""
+    """What was saved to the bit; what is computed from it but for the last bits, which memory's alignment may decide."""
     assert loaded.shape == sight.shape
     assert same(sight._row, loaded._row)
+    assert same(sight._call.q, loaded._call.q)
+    assert same(sight._call.k, loaded._call.k)
     for name in ("entropy", "max_score", "distance", "total", "sink_share"):
-        assert same(getattr(sight, name), getattr(loaded, name)), name
-    assert same(sight.received(), loaded.received())
-    assert all(same(a, b) for a, b in zip(sight.top(3), loaded.top(3), strict=True))
-    assert same(sight.tile(slice(None), slice(None)), loaded.tile(slice(None), slice(None)))
+        assert nearly(getattr(sight, name), getattr(loaded, name)), name
+    assert nearly(sight.received(), loaded.received())
+    assert nearly(sight.top(3).weights, loaded.top(3).weights)
+    assert nearly(sight.tile(slice(None), slice(None)), loaded.tile(slice(None), slice(None)))
     if sight._call.sizes.queries and sight._call.sizes.keys:
-        assert same(sight.picture(size=(4, 5), visible_only=True), loaded.picture(size=(4, 5), visible_only=True))
+        assert nearly(sight.picture(size=(4, 5), visible_only=True), loaded.picture(size=(4, 5), visible_only=True))
+
+
+def nearly(one: torch.Tensor, other: torch.Tensor) -> bool:
+    least = 1e-13 if one.dtype == torch.float64 else 2e-6
+    return one.dtype == other.dtype and torch.allclose(one, other, rtol=least, atol=least, equal_nan=True)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
