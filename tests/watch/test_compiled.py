@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import watch_cases as tiny
 from sightline.errors import InputError
 from sightline.watch import watch
 
@@ -19,44 +20,241 @@ class Layer(nn.Module):
         return F.scaled_dot_product_attention(q, k, k, is_causal=True)
 
 
-@pytest.mark.parametrize("way", ["wrapped", "in place", "inside"])
-def test_a_compiled_model_runs_uncompiled_while_it_is_watched(way):
-    calls = []
+class Block(nn.Module):
+    """Attention over x, and things that a second run would do again, if asked to."""
 
-    def backend(graph, inputs):
+    def __init__(self, dropout=0.0, counts=False):
+        super().__init__()
+        self.linear, self.dropout, self.counts, self.calls = nn.Linear(16, 16), dropout, counts, 0
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x, cache=None):
+        if self.counts:
+            self.total += 1
+        if cache is not None:
+            x = cache.add(x)
+        y = self.linear(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        out = F.scaled_dot_product_attention(y, y, y, is_causal=True, dropout_p=self.dropout)
+        return x + out.transpose(1, 2).flatten(2)
+
+
+class Backend:
+    """A compiler that counts its graphs, and how often they run; its code gives other bits than eager's."""
+
+    def __init__(self):
+        self.graphs = self.runs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+
         def run(*args):
-            calls.append(way)
-            return graph(*args)
+            self.runs += 1
+            found = graph(*args)
+            return tuple(x + 1e-6 if isinstance(x, torch.Tensor) and x.dim() else x for x in found)
 
         return run
 
+
+@pytest.fixture
+def backend():
     torch._dynamo.reset()
-    inner = nn.Module()
-    inner.attn = Layer()
-    inner.forward = lambda q, k: inner.attn(q, k)
-    model = inner
+    yield Backend()
+    torch._dynamo.reset()
+
+
+def compiled_model(way, backend, **options):
+    torch.manual_seed(3)
+    model = nn.Sequential(Block(**options), Block(**options)).eval()
     if way == "wrapped":
-        model = torch.compile(Layer(), backend=backend)
-    elif way == "in place":
-        model = Layer()
+        return torch.compile(model, backend=backend)
+    if way == "in place":
         model.compile(backend=backend)
-    else:
-        model = nn.Sequential()
-        model.add_module("attn", torch.compile(Layer(), backend=backend))
-        model.forward = lambda q, k: model.attn(q, k)
-    q, k = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    elif way == "layers wrapped":
+        model[0], model[1] = (torch.compile(part, backend=backend) for part in model)
+    elif way == "layers in place":
+        for part in model:
+            part.compile(backend=backend)
+    elif way == "forward":
+        for part in model:
+            part.forward = torch.compile(part.forward, backend=backend)
+    return model
+
+
+WAYS = ["wrapped", "in place", "layers wrapped", "layers in place", "forward"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_compiled_model_keeps_its_compiled_code(way, first, backend):
+    """Whether it was compiled before the block, or is compiled in it."""
+    model, eager = compiled_model(way, backend), compiled_model(None, None)
+    x = torch.randn(1, 7, 16)
     with torch.no_grad():
-        plain = model(q, k)
-        assert calls
+        if not first:
+            model(x)
+        graphs = backend.graphs
+        backend.runs = 0
+        with watch(model, stats=tiny.STATS) as seen:
+            out = model(x)
+        runs = backend.runs
+        assert 1 <= runs <= 2
+        assert first or backend.graphs == graphs, "nothing was compiled for the watch"
+        graphs = backend.graphs
+        plain = model(x)
+        assert (backend.graphs, backend.runs) == (graphs, 2 * runs), "compiled as before, not anew"
+        assert torch.equal(out, plain)
+        assert not torch.equal(out, eager(x))
+        with watch(eager, stats=tiny.STATS) as expected:
+            eager(x)
+    assert seen.layers == ["0", "1"]
+    assert seen.unseen == {}
+    for name in seen.layers:
+        assert len(seen._layers[name].parts) == 1
+        torch.testing.assert_close(seen[name].entropy, expected[name].entropy, atol=1e-4, rtol=0)
+        torch.testing.assert_close(seen[name].received(), expected[name].received(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_compiled_code(way, backend):
+    model, x = compiled_model(way, "aot_eager"), torch.randn(2, 7, 16)
+    grads = []
+    for watched in (False, True):
+        model.zero_grad()
+        if watched:
+            with watch(model) as seen:
+                model(x).square().sum().backward()
+        else:
+            model(x).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
+    assert seen.layers == ["0", "1"]
+
+
+class Cache:
+    def __init__(self):
+        self.adds = 0
+
+    def add(self, x):
+        self.adds += 1
+        return x
+
+
+@pytest.mark.parametrize("why", ["dropout", "cache", "buffer", "hook"])
+def test_what_cannot_run_twice_is_named(why, backend):
+    options = {"dropout": 0.5} if why == "dropout" else {"counts": True} if why == "buffer" else {}
+    model = compiled_model("layers wrapped", backend, **options)
+    x, calls, cache = torch.randn(1, 7, 16), [], Cache()
+    if why == "hook":
+        model[0]._orig_mod.linear.register_forward_hook(lambda *_: calls.append(1))
+    model.forward = lambda x: model[1](model[0](x, cache if why == "cache" else None))
+    with torch.no_grad():
+        torch.manual_seed(1)
+        model[0].total.zero_()
+        model(x)
         calls.clear()
+        added = cache.adds
+        torch.manual_seed(1)
+        model[0].total.zero_()
+        plain = model(x)
+        hooked, added = len(calls), cache.adds - added
+        torch.manual_seed(1)
+        model[0].total.zero_()
+        calls.clear()
+        if why in ("dropout", "buffer"):
+            with pytest.warns(UserWarning, match="saw no attention"), watch(model) as seen:
+                out = model(x)
+        else:
+            with watch(model) as seen:
+                out = model(x)
+    assert torch.equal(out, plain)
+    assert len(calls) == hooked
+    assert cache.adds == 3 * added
+    assert model[0].total == (1 if why == "buffer" else 0)
+    words = {"dropout": "random numbers", "cache": "a Cache", "buffer": "changed its tensors", "hook": "with hooks"}
+    assert words[why] in seen.unseen["0"]
+    assert seen.layers == ([] if why in ("dropout", "buffer") else ["1"])
+
+
+def test_compiled_code_without_attention_is_not_named(backend):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            mlp = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+            self.block, self.mlp = Block(), torch.compile(mlp, backend=backend)
+
+        def forward(self, x):
+            return self.mlp(self.block(x))
+
+    model = Mixed().train()
+    with watch(model) as seen:
+        model(torch.randn(1, 7, 16))
+    assert backend.runs == 1
+    assert (seen.layers, seen.unseen) == (["block"], {})
+
+
+def test_a_compiled_function_in_a_model_is_named(backend):
+    attend = torch.compile(lambda y: F.scaled_dot_product_attention(y, y, y), backend=backend)
+
+    class Calls(nn.Module):
+        def forward(self, y):
+            return attend(y)
+
+    model, y = Calls(), torch.randn(1, 2, 7, 8)
+    with torch.no_grad(), watch(model) as seen:
+        model(y)
+    assert "uncompiled" in seen.unseen["Calls"]
+
+
+def test_a_compiled_model_of_transformers(backend):
+    model, given = tiny.model("llama"), tiny.inputs("llama", "left", length=11)
+    with torch.no_grad():
+        expected = tiny.model("llama", "eager")(**given, output_attentions=True).attentions
+        for part in model.model.layers:
+            part.compile(backend=backend)
+        plain = model(**given, use_cache=False).logits
+        graphs = backend.graphs
         with watch(model) as seen:
-            out = model(q, k)
-        assert not calls
-        torch.testing.assert_close(out, plain)
-        model(q, k)
-        assert calls, "compiled again afterwards"
-    assert seen.layers == (["attn"] if way == "inside" else ["Layer"])
-    assert seen[0].shape == (1, 2, 6, 6)
+            out = model(**given, use_cache=False).logits
+        model(**given, use_cache=False)
+    assert backend.graphs == graphs
+    assert torch.equal(out, plain)
+    assert seen.unseen == {}
+    rows = given["attention_mask"][:, None, :, None]
+    for name, weights in zip(seen.layers, expected):
+        tile = seen[name].tile(slice(0, 11), slice(0, 11))
+        torch.testing.assert_close(tile * rows, weights * rows, atol=1e-4, rtol=0)
+
+
+def test_a_compiled_forward_that_attends_twice(backend):
+    class Twice(nn.Module):
+        def forward(self, y):
+            return F.scaled_dot_product_attention(*[F.scaled_dot_product_attention(y, y, y)] * 3)
+
+    model = Twice()
+    model.forward = torch.compile(model.forward, backend=backend)
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.randn(1, 2, 7, 8))
+    assert seen.layers == ["Twice", "Twice#2"]
+
+
+def test_nothing_is_compiled_where_the_user_says_so(backend):
+    model, x = compiled_model("layers wrapped", backend, dropout=0.5), torch.randn(1, 7, 16)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), watch(model) as seen:
+        model(x)
+    assert backend.runs == 0
+    assert (seen.layers, seen.unseen) == (["0", "1"], {})
+
+
+def test_two_watches_of_compiled_code(backend):
+    model, x = compiled_model("layers in place", backend), torch.randn(1, 7, 16)
+    code = model[0]._compiled_call_impl
+    with torch.no_grad(), watch(model) as outer:
+        with watch(model, layers=1) as inside:
+            model(x)
+        assert model[0]._compiled_call_impl is not code
+    assert model[0]._compiled_call_impl is code
+    assert (outer.layers, inside.layers) == (["0", "1"], ["1"])
+    assert all(len(layer.parts) == 1 for layer in outer._layers.values())
 
 
 class Flex(nn.Module):
@@ -170,8 +368,6 @@ def test_a_score_mod_that_is_neither_bias_nor_cap_is_refused(silent):
 
 
 def test_transformers_flex_implementation(silent):
-    import watch_cases as tiny
-
     model, given = tiny.model("llama", "eager"), tiny.inputs("llama", "left")
     with torch.no_grad():
         expected = model(**given, output_attentions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
@@ -27,14 +28,16 @@ def watch(
     stats: Any = None,
     tokenizer: Any = None,
     folder: str | PathLike | None = None,
-    fused: bool = False,
+    compact: bool = False,
+    fused: bool | None = None,
 ) -> AbstractContextManager[Seen]:
     """Look into any PyTorch model while it runs: `with sl.watch(model) as seen: model(...)`.
 
     Attention is seen wherever the model calls `F.scaled_dot_product_attention`, `torch.nn.MultiheadAttention`,
     `flex_attention`, `sl.attention`, or transformers' attention functions. The model is not changed, and runs on its
-    own kernels; its output is the same. One block is for one run: a forward pass, or a generation, whose prompt and
-    steps are joined into one sight that grows row by row.
+    own kernels, in training and with checkpointing too: outputs, gradients and random numbers are the same. One block
+    is for one run: a forward pass, or a generation, whose prompt and steps are joined into one sight that grows row by
+    row.
 
     Args:
         model: any module; layers are called by their path in it.
@@ -49,8 +52,10 @@ def watch(
             default entropy, received, overview and shares: what costs least and serves the explorer.
         tokenizer: to name the tokens: one of transformers or of the tokenizers library.
         folder: write the run there while it goes on; `sl.load(folder)` reads it at any time.
-        fused: run the watched layers of an eager transformers model on Sightline's attention: memory is then linear
-            in the context, and outputs are equal up to rounding.
+        compact: run the watched layers of a transformers model on Sightline's attention where its own would write out
+            queries x keys: SDPA under a mask that is more than causal (padding, a window), and eager attention. Memory
+            is then linear in the context; outputs are equal up to rounding, and dropout draws other numbers.
+        fused: the former name of `compact`.
 
     Leaving the block warns if no attention was seen. Only the thread that opened the block is watched.
 
@@ -81,6 +86,9 @@ def watch(
                 hint="keep_qk=True",
             )
         )
+    if fused is not None:
+        warnings.warn("fused is now called compact: sl.watch(model, compact=True)", DeprecationWarning, stacklevel=2)
+        compact = compact or fused
     return Watcher(
         model,
         LayerChoice(layers),
@@ -89,7 +97,7 @@ def watch(
         keep_qk,
         None if folder is None else Path(folder),
         Reader(tokenizer),
-        fused,
+        compact,
     )
 
 

@@ -44,27 +44,41 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     queries, keys = q.shape[-2], k.shape[-2]
     flag = bool(given.get("is_causal", False))
     if isinstance(table, LazyMask):
-        if who.wanting:
+        if who.compact:
             return compact(who, q, k, v, table, given.get("scale"), given.get("dropout_p", 0.0))
-        given["attn_mask"] = table.written()
+        given["attn_mask"] = table = table.written()
+    rule = who.tables.rule(table, q, k)
+    span = state.known_span() if rule is None else rule.span
+    if span is not None and (span.queries, table is None) != (queries, False):
+        span = None
+    first, first_key = (None, 0) if span is None else (span.first_query, span.first_key)
     if not who.wanting:
-        who.note(position(who, queries, keys, flag if table is None else None, None), keys)
+        end = keys if span is None else span.first_key + span.keys
+        who.note(position(who, queries, keys, flag if table is None else None, first), end)
         with state.quiet():
             return func(**given)
     with state.quiet(), Catch() as caught:
         out = func(**given)
-    mask, bias, sees = _read(who, table, q, k)
-    # A table may be causal, and say nothing of it; padding alone is not.
-    said = flag if table is None else None if isinstance(mask, Dense) or bias is not None else mask == causal()
+    k = state.one_for_all_groups(k)
+    if span is not None and span.keys < keys:
+        # A static cache is longer than what it holds.
+        k, keys = k[..., : span.keys, :], span.keys
+        table = table[..., :keys] if table.shape[-1] > 1 else table
+    if rule is not None and table.dtype == torch.bool:
+        mask, bias, sees, said = rule.mask, None, rule.sees, None
+    else:
+        mask, bias, sees = _read(who, table, q, k)
+        # A table may be causal, and say nothing of it; padding alone is not.
+        said = flag if table is None else None if isinstance(mask, Dense) or bias is not None else mask == causal()
     if flag:
         mask = causal("end" if queries == keys else "start")
-    first = position(who, queries, keys, said, None)
-    who.record(look(q, k, v, mask, bias, given.get("scale"), first, row=caught.lse, sees=sees))
+    first = position(who, queries, keys, said, first)
+    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, row=caught.lse, sees=sees))
     return out
 
 
 def compact(
-    who: Audience,
+    who: Audience | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -73,10 +87,10 @@ def compact(
     dropout: float,
     **more: Any,
 ) -> Tensor:
-    """Attention with a mask that stays a rule: output and account by Sightline's own functions."""
+    """Attention with a mask that stays a rule: output and account by Sightline's own functions; for nobody, no account."""
     rule, first, first_key = None, None, 0
     if mask is not None:
-        span, rule = mask.span, mask.rule
+        span, rule = mask.span, mask.mask
         first, first_key = span.first_query, span.first_key
         k, v = k[..., : span.keys, :], v[..., : span.keys, :]
         if "bias" in more:
@@ -84,6 +98,8 @@ def compact(
     with state.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, mask=rule, scale=scale, dropout=dropout, **more)
         out, row = output_and_rows(call, "auto")
+    if who is None:
+        return out
     first_query = position(who, q.shape[-2], k.shape[-2], None if mask is not None else False, first)
     who.record(_looked(call, row, first_query, first_key))
     return out

@@ -101,25 +101,33 @@ class Attending:
         who = audience(module)
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
         if who is None:
+            if lazy is not None and (before := audience(module, again=True)) is not None and self._compact(before):
+                # What checkpointing runs again for its gradients is what it ran before.
+                options = (kwargs.get("scaling"), kwargs.get("dropout", 0.0))
+                again = compact(None, query, key, value, lazy, *options, **_options(kwargs))
+                return again.transpose(1, 2).contiguous(), None
             mask = attention_mask if lazy is None else lazy.written()
             return self.function(module, query, key, value, mask, *args, **kwargs)
         if not who.wanting:
             keys, first = key.shape[-2], None
-            if lazy is not None:
-                keys, first = lazy.span.first_key + lazy.span.keys, lazy.span.first_query
+            known = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
+            if known is not None:
+                keys, first = known.span.first_key + known.span.keys, known.span.first_query
             who.note(position(who, query.shape[-2], keys, None, first), keys)
             with state.quiet(compiled=self._is_flex):
                 mask = attention_mask if lazy is None else lazy.written()
                 return self.function(module, query, key, value, mask, *args, **kwargs)
         options = _options(kwargs)
-        if self._is_sdpa and lazy is None and not isinstance(attention_mask, LazyMask):
-            # It ends in F.scaled_dot_product_attention, which is seen there, on its own kernel.
-            with state.named(module):
-                return self.function(module, query, key, value, attention_mask, *args, **kwargs)
-        eager = who.fused and self.name == "eager" and attention_mask is None
-        if eager or (lazy is not None and (self._is_sdpa or who.fused)):
+        if self._compact(who) and (lazy is not None or (self.name == "eager" and attention_mask is None)):
             out = compact(who, query, key, value, lazy, kwargs.get("scaling"), kwargs.get("dropout", 0.0), **options)
             return out.transpose(1, 2).contiguous(), None
+        if self._is_sdpa:
+            # It ends in F.scaled_dot_product_attention, which is seen there, on its own kernel.
+            mask = attention_mask if lazy is None else lazy.written()
+            own = getattr(self.function, "__module__", "").startswith("transformers.")
+            rule = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
+            with state.named(module, key if own else None, None if rule is None else rule.span):
+                return self.function(module, query, key, value, mask, *args, **kwargs)
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
 
     def _beside(
@@ -136,14 +144,15 @@ class Attending:
     ) -> Any:
         """The model's own function, and the account of what it must have done."""
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
+        known = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
         with state.quiet(compiled=self._is_flex):
             given = attention_mask if lazy is None else lazy.written()
             result = self.function(module, query, key, value, given, *args, **kwargs)
         k, v = key, value
         bias = options.pop("bias", None)
         mask: Mask | None
-        if lazy is not None:
-            mask, span = lazy.rule, lazy.span
+        if known is not None:
+            mask, span = known.mask, known.span
             k, v = k[..., : span.keys, :], v[..., : span.keys, :]
             bias = None if bias is None else bias[..., : span.keys]
             first, first_key = position(who, span.queries, span.keys, None, span.first_query), span.first_key
@@ -157,6 +166,10 @@ class Attending:
             _agree(who, looked, weights)
         who.record(looked)
         return result
+
+    def _compact(self, who: Audience) -> bool:
+        """Whether Sightline's attention takes the place of this function, by the user's choice."""
+        return who.compact and (self._is_sdpa or self.name == "eager")
 
     @property
     def _is_sdpa(self) -> bool:
@@ -208,7 +221,9 @@ def _agree(who: Audience, looked: Any, weights: Tensor) -> None:
     s = call.sizes
     if weights.shape[1] != s.heads or weights.shape[2] != s.queries or weights.shape[3] < s.keys or not s.queries:
         return
-    loose = 3e-2 if weights.dtype in (torch.float16, torch.bfloat16) else 1e-3
+    # Under autocast the products are rounded, whatever the weights come in.
+    half = weights.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(weights.device.type)
+    loose = 3e-2 if half else 1e-3
     with state.quiet(), torch.no_grad():
         sight = Sight(call, looked.row)
         for row in sorted({0, s.queries // 2, s.queries - 1}):
@@ -236,17 +251,32 @@ def _attending(function: Callable, name: str) -> Callable:
 
 
 def _masking(function: Callable, lazy: set) -> Callable:
-    """The mask function as it is, or one that writes no table, for the models that this thread watches."""
+    """The mask function as it is, or one that says by which rule, for the models that this thread watches.
+
+    Its table is the model's own. Where a watch is compact, none is written until somebody needs it.
+    """
+    if function not in lazy or not state.watches():
+        return function
     names: dict[int, str] = {}
     for watcher in state.watches():
         names.update(watcher.names)
-    if not names or function not in lazy or running(names) is None:
+    module = running(names)
+    watchers = [watcher for watcher in state.watches() if module is not None and watcher.name_of(module) is not None]
+    if not watchers:
         return function
 
     @functools.wraps(function)
     def rule(*args: Any, **kwargs: Any) -> Any:
         arguments = _named(function, args, kwargs)
         span = read_span(arguments)
+        if not any(watcher.compact for watcher in watchers):
+            table = function(*args, **kwargs)
+            if isinstance(table, Tensor) and table.dim() == 4:
+                with torch.no_grad():
+                    mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
+                    for watcher in watchers:
+                        watcher.tables.tell(table, mask, used)
+            return table
         mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
         if _is_plain(arguments, mask, used, span, function):
             return None

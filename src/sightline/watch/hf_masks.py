@@ -184,7 +184,7 @@ class LazyMask(Tensor):
     on it makes the table, once, and works on that.
     """
 
-    rule: Mask | None
+    mask: Mask | None
     span: Span
     _make: Callable[[], Tensor]
     _made: Tensor | None
@@ -194,7 +194,7 @@ class LazyMask(Tensor):
         mask = LazyMask._make_wrapper_subclass(
             LazyMask, (span.batch, 1, span.queries, keys), dtype=dtype, device=span.device
         )
-        mask.rule, mask.span, mask._make, mask._made = rule, span, make, None
+        mask.mask, mask.span, mask._make, mask._made = rule, span, make, None
         return mask
 
     def written(self) -> Tensor:
@@ -217,4 +217,4 @@ class LazyMask(Tensor):
         return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"LazyMask({self.rule}, {tuple(self.shape)})"
+        return f"LazyMask({self.mask}, {tuple(self.shape)})"

@@ -11,9 +11,9 @@ from torch._higher_order_ops.flex_attention import flex_attention as flex_operat
 from torch.overrides import TorchFunctionMode
 
 from sightline.attention.api import attention
-from sightline.watch import calls, state
+from sightline.watch import calls, fast, state
 from sightline.watch.flex import flex
-from sightline.watch.where import running
+from sightline.watch.where import in_compiled_function, running
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,8 +36,9 @@ class Audience:
         return self.hearing[0][1]
 
     @property
-    def fused(self) -> bool:
-        return any(watcher.fused for watcher, _ in self.wanting)
+    def compact(self) -> bool:
+        """Whether one of them chose Sightline's attention in place of what writes queries x keys."""
+        return any(watcher.compact for watcher, _ in self.wanting)
 
     @property
     def tables(self) -> Tables:
@@ -55,11 +56,14 @@ class Audience:
             watcher.record(self.module, name, looked)
 
 
-def audience(module: nn.Module | None = None) -> Audience | None:
-    """Who hears of an attention call that is made now; None if nobody watches the module that makes it."""
+def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
+    """Who hears of an attention call that is made now; None if nobody watches the module that makes it.
+
+    While gradients are computed, layers may run again (checkpointing): they were seen before, so nobody hears of it,
+    except with `again`.
+    """
     watches = state.watches()
-    # While gradients are computed, layers may run again (checkpointing): they were seen before.
-    if not watches or torch._C._current_graph_task_id() != -1:
+    if not watches or (torch._C._current_graph_task_id() != -1 and not again):
         return None
     module = module or state.known_module()
     if module is None:
@@ -69,6 +73,8 @@ def audience(module: nn.Module | None = None) -> Audience | None:
         module = running(everything)
     if module is None:
         return None
+    if func is torch._transformer_encoder_layer_fwd:
+        module = fast.attends_by(module)
     hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
     return Audience(module, hearing) if hearing else None
 
@@ -82,16 +88,27 @@ class WatchMode(TorchFunctionMode):
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
         if handler is None:
-            return func(*args, **kwargs)
-        who = audience()
+            found = func(*args, **kwargs)
+            if func in _COPIES and args:
+                for watcher in state.watches():
+                    watcher.tables.follow(args[0], found)
+            return found
+        who = audience(func=func)
         if who is None:
             return func(*args, **kwargs)
+        # On a GPU FlexAttention runs compiled, whoever compiled it.
+        if in_compiled_function(who.module) and not (handler is flex and args[0].is_cuda):
+            for watcher, name in who.hearing:
+                watcher.seen.unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
         return handler(func, args, kwargs, who)
 
 
+_COPIES = {torch.Tensor.contiguous, torch.Tensor.clone}
 _HANDLERS: dict[Any, Handler] = {
     F.scaled_dot_product_attention: calls.sdpa,
     F.multi_head_attention_forward: calls.multi_head,
     attention: calls.own,
     flex_operator: flex,
+    torch._transformer_encoder_layer_fwd: fast.layer,
+    torch._native_multi_head_attention: fast.heads,
 }

@@ -61,6 +61,7 @@ class Seen:
         self._memory_tokens: list[list[str]] | None = None
         self._ids: tuple[list | None, list | None] | None = None
         self._empty: str | None = None
+        self.unseen: dict[str, str] = {}  # modules that could not be seen as they ran, and why
         self._folder: Path | None = None  # where its layers are read from
 
     @property

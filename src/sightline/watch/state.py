@@ -9,11 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import overrides
+from torch import Tensor, overrides
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from sightline.watch.hf_masks import Span
     from sightline.watch.watcher import Watcher
 
 
@@ -22,6 +23,8 @@ class _Local(threading.local):
         self.watches: list[Watcher] = []
         self.busy = False
         self.module: nn.Module | None = None
+        self.key: Tensor | None = None
+        self.span: Span | None = None
 
 
 _local = _Local()
@@ -42,18 +45,35 @@ def drop(watcher: Watcher) -> None:
 
 
 @contextmanager
-def named(module: nn.Module) -> Iterator[None]:
-    """Attention in here is this module's: it need not be found on the stack."""
-    before, _local.module = _local.module, module
+def named(module: nn.Module, key: Tensor | None = None, span: Span | None = None) -> Iterator[None]:
+    """Attention in here is this module's: it need not be found on the stack.
+
+    It may repeat the key for its groups, and make another table of a mask that was for this span.
+    """
+    before = _local.module, _local.key, _local.span
+    _local.module, _local.key, _local.span = module, key, span
     try:
         yield
     finally:
-        _local.module = before
+        _local.module, _local.key, _local.span = before
 
 
 def known_module() -> nn.Module | None:
     """The module that `named` said."""
     return _local.module
+
+
+def known_span() -> Span | None:
+    """The span that `named` said."""
+    return _local.span
+
+
+def one_for_all_groups(key: Tensor) -> Tensor:
+    """The keys of a call as they were before they were repeated for every head of a group."""
+    own = _local.key
+    if own is None or own.dim() != 4 or key.dim() != 4 or own.shape[1] == key.shape[1]:
+        return key
+    return own if (own.shape[0], *own.shape[2:]) == (key.shape[0], *key.shape[2:]) else key
 
 
 @contextmanager
@@ -62,7 +82,7 @@ def quiet(compiled: bool = False) -> Iterator[None]:
     before, _local.busy = _local.busy, True
     try:
         if compiled:
-            with _without_modes(), stance("default"):
+            with without_modes(), stance(UNCOMPILED.before):
                 yield
         else:
             yield
@@ -71,7 +91,7 @@ def quiet(compiled: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def _without_modes() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     """Take the watches' function modes off the stack: a compiler would trace them into its graph."""
     taken = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
     left = [mode for mode in taken if not getattr(mode, "is_watch", False)]
@@ -121,9 +141,13 @@ class Shared:
 
 
 class Uncompiled(Shared):
-    """Compiled models run uncompiled while they are watched: nobody sees into a compiled graph."""
+    """Compiled code runs uncompiled while somebody watches, unless it is told otherwise: nobody sees into its graph."""
+
+    before = "default"  # the stance outside the block
 
     def install(self, stack: ExitStack) -> None:
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        self.before = "default" if dynamo is None else dynamo._stance.stance
         stack.enter_context(stance("force_eager"))
         # Torch would advise to compile FlexAttention, which the model may well do: it is only not compiled in here.
         said = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "_WARNINGS_SHOWN", None)

@@ -7,13 +7,17 @@ else stays as it came.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sightline.attention.blind import find
 from sightline.masks import Mask, causal, dense, padding
+
+if TYPE_CHECKING:
+    from sightline.watch.hf_masks import Span
 
 
 class Table(NamedTuple):
@@ -24,25 +28,62 @@ class Table(NamedTuple):
     sees: Tensor | None
 
 
-class Tables:
-    """What was read of the latest tensors: layers share their masks, so each is looked at once."""
+class Rule(NamedTuple):
+    """What a table was written from: a mask for the keys of a span, and which rows see something."""
 
-    def __init__(self, most: int = 4) -> None:
-        self._kept: list[tuple[Tensor, int, tuple[int, ...], Table]] = []
+    mask: Mask | None
+    span: Span
+    sees: Tensor | None
+
+
+class Tables:
+    """What is known of the latest tensors: layers share their masks, so each is looked at once. No tensor is held."""
+
+    def __init__(self, most: int = 8) -> None:
+        self._kept: list[tuple[weakref.ref[Tensor], int, tuple[int, ...], Table]] = []
+        self._told: list[tuple[weakref.ref[Tensor], int, Rule]] = []
         self._most = most
+
+    def tell(self, tensor: Tensor, mask: Mask | None, span: Span) -> None:
+        """A table that was written from a rule."""
+        real = tensor[..., : span.keys]
+        sees = _sees(real if real.dtype == torch.bool else real > torch.finfo(real.dtype).min / 2)
+        rule = Rule(mask, span, sees)
+        self._told = [(weakref.ref(tensor), _version(tensor), rule), *self._told][: self._most]
+
+    def follow(self, tensor: object, copy: Tensor) -> None:
+        """A copy of a table means what the table means."""
+        if copy is not tensor:
+            same = [
+                r for t, at, r in self._told if t() is tensor and isinstance(tensor, Tensor) and at == _version(tensor)
+            ]
+            self._told = [*((weakref.ref(copy), _version(copy), r) for r in same[:1]), *self._told][: self._most]
+
+    def rule(self, tensor: object, q: Tensor, k: Tensor) -> Rule | None:
+        """The rule of a table, if it is still the one that was told, and was made for such queries and keys."""
+        for known, at, rule in self._told:
+            if isinstance(tensor, Tensor) and known() is tensor and at == _version(tensor):
+                sizes = (rule.span.batch, rule.span.queries, tensor.shape[-1])
+                return rule if q.dim() == 4 and sizes == (q.shape[0], q.shape[-2], k.shape[-2]) else None
+        return None
 
     def read(self, tensor: Tensor, shape: tuple[int, ...]) -> Table:
         """What a mask tensor means for a call of shape (batch, heads, queries, keys)."""
-        version = -1 if tensor.is_inference() else tensor._version
+        version = _version(tensor)
         for known, at, of, table in self._kept:
-            if known is tensor and at == version and of == shape:
+            if known() is tensor and at == version and of == shape:
                 return table
         table = read(tensor, shape)
-        self._kept = [(tensor, version, shape, table), *self._kept][: self._most]
+        self._kept = [(weakref.ref(tensor), version, shape, table), *self._kept][: self._most]
         return table
 
     def clear(self) -> None:
-        self._kept = []
+        self._kept, self._told = [], []
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; inference tensors do not count."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 @torch.no_grad()

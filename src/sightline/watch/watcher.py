@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
-from sightline.watch import hf, state
+from sightline.watch import compiled, hf, state
 from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
+from sightline.watch.fast import FAST_PATH, is_plain_layer
 from sightline.watch.folder import Writer
 from sightline.watch.grow import Layer, Part
 from sightline.watch.mode import WatchMode
@@ -53,10 +54,10 @@ class Watcher:
         keep: bool,
         folder: Path | None,
         reader: Reader,
-        fused: bool,
+        compact: bool,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
-        self.keep, self.fused, self.reader = keep, fused, reader
+        self.keep, self.compact, self.reader = keep, compact, reader
         self.names = names_of(model)
         self.encoder, self.decoder = hf.halves(inner(model))
         self.seen = Seen(meta=_meta(model), reader=reader)
@@ -69,6 +70,7 @@ class Watcher:
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
+        self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
         self.repeats: tuple[Tensor, Tensor] | None = None
 
@@ -89,9 +91,11 @@ class Watcher:
         with ExitStack() as stack:
             stack.enter_context(state.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
-            for module in self._containers():
-                stack.callback(module.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(self._leaves, always_call=True).remove)
+            stack.enter_context(FAST_PATH)
+            regions = compiled.find(self.model)
+            stack.enter_context(compiled.standing_in(regions))
+            inside = {id(part) for region in regions for part in region.parts()}
+            self.hook(stack, [module for module in inner(self.model).modules() if id(module) not in inside])
             state.push(self)
             stack.callback(state.drop, self)
             stack.enter_context(WatchMode())
@@ -119,6 +123,13 @@ class Watcher:
                 got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
                 hint="layers=None for all",
             )
+        elif self.seen.unseen:
+            text = explain(
+                "sl.watch saw no attention",
+                expected="modules that can run once more, uncompiled, for the account",
+                got="; ".join(f"{name} is {why}" for name, why in list(self.seen.unseen.items())[:4]),
+                hint='with torch.compiler.set_stance("force_eager"), sl.watch(model) as seen: …',
+            )
         else:
             text = explain(
                 "sl.watch saw no attention",
@@ -133,12 +144,20 @@ class Watcher:
 
     # What happens in the model.
 
-    def _containers(self) -> list[nn.Module]:
-        """The modules that a pass may begin in: the model, and all that hold others."""
-        root = inner(self.model)
-        return [module for module in root.modules() if module is root or next(module.children(), None) is not None]
+    def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
+        """Hear of the modules that a pass may begin in: the model, and those of these that hold others.
 
-    def _enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        Torch's own encoder layers are left out, with all that is in them: a hook would turn their fast path off.
+        """
+        root = inner(self.model)
+        plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
+        self.hookless |= {self.names[part] for part in plain}
+        for module in modules:
+            if id(module) not in plain and (module is root or next(module.children(), None) is not None):
+                stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
+
+    def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if threading.get_ident() != self.thread:
             return
         self.depth += 1
@@ -149,7 +168,7 @@ class Watcher:
         elif module is self.decoder or (self.depth == 1 and self.decoder is None):
             self.reader.begins(args, kwargs)
 
-    def _leaves(self, *_: object) -> None:
+    def leaves(self, *_: object) -> None:
         if threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
 
@@ -182,6 +201,8 @@ class Watcher:
 
     def note(self, name: str, first_query: int, end_key: int) -> str:
         """A call of a layer, watched or not: what it is called, and whether it goes on with what was there."""
+        if not self.depth and name in self.hookless:
+            self._begins()
         self.counts[name] = self.counts.get(name, 0) + 1
         full = name if self.counts[name] == 1 else f"{name}#{self.counts[name]}"
         before = self.ends.get(full)
