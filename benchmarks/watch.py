@@ -4,7 +4,8 @@
 
 On the CPU: SmolLM2-135M in transformers, float32, 2,048 tokens. On a GPU: a model of Llama-3-8B's shape with random
 bf16 weights at 32,768 tokens, all layers watched; then at 131,072 tokens with two layers; and eager attention with its
-maps at growing lengths, until it does not fit.
+maps at growing lengths, until it does not fit. On both also a padded sequence, on the model's own attention and the
+compact way.
 """
 
 from __future__ import annotations
@@ -124,6 +125,33 @@ def cost(model: torch.nn.Module, tokens: int, repeats: int) -> list[dict]:
     return rows
 
 
+def padded(model: torch.nn.Module, tokens: int, repeats: int) -> list[dict]:
+    """Under padding, where the model writes its mask out as queries x keys, and the compact way does not."""
+    ids = text(tokens)
+    mask = torch.ones_like(ids)
+    mask[:, : tokens // 8] = 0
+
+    def run(**options: object) -> object:
+        with watch(model, **options) as seen:
+            forward(model, ids, attention_mask=mask)
+        return seen
+
+    runs = {
+        "padded, unwatched": lambda: forward(model, ids, attention_mask=mask),
+        "padded, watched": run,
+        "padded, watched the compact way": lambda: run(compact=True),
+    }
+    result = compare(runs, repeats=repeats, warmups=1)
+    rows = []
+    for name in result:
+        row = {"call": name, "tokens": tokens, "of_unwatched": ratio(result, name, "padded, unwatched")} | result[name]
+        if GPU:
+            row["peak_mebibytes"] = peak(runs[name])
+        rows.append(row)
+        print(f"{name:32} {tokens:7,} tokens {row['of_unwatched']:.3f}", flush=True)
+    return rows
+
+
 def peak(run: Callable[[], object]) -> float:
     """MiB at the peak of a run on the GPU, the model included."""
     torch.cuda.synchronize()
@@ -239,13 +267,16 @@ def main() -> None:
     if GPU:
         model = large_model()
         rows = cost(model, options.tokens, 2 if options.quick else 5)
+        rows += padded(model, min(options.tokens, 16384), 2 if options.quick else 5)
         if not options.quick:
             rows += long_context(model)
         del model
         torch.cuda.empty_cache()
         rows += eager((2048, 4096, 8192, 16384, 32768), large_model)
     else:
-        rows = cost(small_model(), options.tokens, 2 if options.quick else 5)
+        model = small_model()
+        rows = cost(model, options.tokens, 2 if options.quick else 5)
+        rows += padded(model, options.tokens, 2 if options.quick else 5)
         rows += memory(options.tokens)
     print("written:", write("watch", rows, options.out))
 

@@ -73,7 +73,7 @@ def test_the_former_name_of_the_compact_way():
     model = tiny.model("llama", "eager")
     with pytest.warns(DeprecationWarning, match="compact=True"):
         assert watch(model, fused=True).compact
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="compact"):
         assert not watch(model, fused=False).compact
 
 

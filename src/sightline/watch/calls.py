@@ -87,7 +87,7 @@ def compact(
     dropout: float,
     **more: Any,
 ) -> Tensor:
-    """Attention with a mask that stays a rule: output and account by Sightline's own functions; for nobody, no account."""
+    """Attention with a mask that stays a rule: output, and account if it is for anyone, by Sightline's functions."""
     rule, first, first_key = None, None, 0
     if mask is not None:
         span, rule = mask.span, mask.mask

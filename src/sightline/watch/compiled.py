@@ -1,4 +1,4 @@
-"""Models that torch.compile has wrapped, whole or in part: they run their compiled code, and the account is made beside.
+"""Models that torch.compile has wrapped, whole or in part: their compiled code runs, and the account is made beside.
 
 Nobody sees into a compiled graph. What goes into it is known, though: after the compiled code has run, the same module
 runs once more on the same inputs, uncompiled and without gradients, and the watches look at that. Where a second run

@@ -53,11 +53,10 @@ class Tables:
 
     def follow(self, tensor: object, copy: Tensor) -> None:
         """A copy of a table means what the table means."""
-        if copy is not tensor:
-            same = [
-                r for t, at, r in self._told if t() is tensor and isinstance(tensor, Tensor) and at == _version(tensor)
-            ]
-            self._told = [*((weakref.ref(copy), _version(copy), r) for r in same[:1]), *self._told][: self._most]
+        for known, at, rule in self._told if copy is not tensor else []:
+            if isinstance(tensor, Tensor) and known() is tensor and at == _version(tensor):
+                self._told = [(weakref.ref(copy), _version(copy), rule), *self._told][: self._most]
+                return
 
     def rule(self, tensor: object, q: Tensor, k: Tensor) -> Rule | None:
         """The rule of a table, if it is still the one that was told, and was made for such queries and keys."""
