@@ -245,6 +245,28 @@ def test_nothing_is_compiled_where_the_user_says_so(backend):
     assert (seen.layers, seen.unseen) == (["0", "1"], {})
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("way", ["whole", "layers"])
+def test_torchs_own_layers_compiled(way, first, backend):
+    """Whose code asks torch whether somebody looks."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2).eval()
+    run = torch.compile(model, backend=backend) if way == "whole" else model
+    for i in range(2 if way == "layers" else 0):
+        model.layers[i].compile(backend=backend)
+    x = torch.randn(2, 11, 16)
+    with torch.no_grad():
+        if not first:
+            run(x)
+        graphs = backend.graphs
+        with watch(run) as seen:
+            out = run(x)
+        assert first or backend.graphs == graphs
+        graphs = backend.graphs
+        assert torch.equal(run(x), out)
+    assert backend.graphs == graphs
+    assert (seen.layers, seen.unseen) == (["layers.0.self_attn", "layers.1.self_attn"], {})
+
+
 def test_two_watches_of_compiled_code(backend):
     model, x = compiled_model("layers in place", backend), torch.randn(1, 7, 16)
     code = model[0]._compiled_call_impl

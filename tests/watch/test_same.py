@@ -7,7 +7,9 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import sightline as sl
 import watch_cases as tiny
 from sightline.watch import watch
 
@@ -307,3 +309,34 @@ def test_torchs_switches_are_as_they_were():
     with pytest.warns(UserWarning, match="no attention"), watch(encoder()):
         pass
     assert torch.overrides.has_torch_function is before
+
+
+def test_what_gives_no_account_runs_and_is_named():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    model, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 11, 32)
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = model(x, x, x, need_weights=False)[0]
+        with pytest.warns(UserWarning, match="saw no attention"), watch(model) as seen:
+            out = model(x, x, x, need_weights=False)[0]
+    assert torch.equal(out, plain)
+    assert "no log-sum-exp" in seen.unseen["MultiheadAttention"]
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": sl.causal()}, {"mask": sl.window(4)}, {"dropout": 0.3}], ids=str)
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_sightlines_own_attention(options, reentrant):
+    class Own(nn.Module):
+        def forward(self, q, k, v):
+            return sl.attention(q, k, v, **options)
+
+    found = []
+    for watched in (False, True):
+        torch.manual_seed(2)
+        model, given = Own(), [torch.randn(2, heads, 11, 8, requires_grad=True) for heads in (4, 2, 2)]
+        with watch(model) if watched else contextlib.nullcontext() as seen:
+            out = model(*given) if reentrant is None else checkpoint(model, *given, use_reentrant=reentrant)
+            out.square().sum().backward()
+        found.append([out, torch.rand(1), *(x.grad for x in given)])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert all_parts(seen) == {"Own": 1}

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sightline.attention.call import make_call
-from sightline.errors import InputError, explain
 from sightline.lens.rows import output_and_rows, rows_only
 from sightline.masks import Band, Dense, Mask, as_mask, causal
 from sightline.masks.base import And, Or
@@ -40,7 +39,10 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"), args))
     given |= kwargs
     q, k, v, table = given["query"], given["key"], given["value"], given.get("attn_mask")
-    _refuse_nested(q, k, who)
+    if q.is_nested or k.is_nested:
+        who.miss("given nested tensors", -1, 0)
+        with state.quiet():
+            return func(**given)
     queries, keys = q.shape[-2], k.shape[-2]
     flag = bool(given.get("is_causal", False))
     if isinstance(table, LazyMask):
@@ -146,7 +148,8 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
             with torch.no_grad(), Catch() as caught:
                 func(**plain)
     if caught.lse is None:
-        raise _unseen(who, "torch chose a kernel for it that gives no log-sum-exp")
+        who.miss("run by a kernel of torch that gives no log-sum-exp", 0 if own_sequence else -1, keys)
+        return out
     used = caught.arguments
     table = used.get("attn_mask", used.get("attn_bias"))
     q, k = used["query"], used["key"]
@@ -245,19 +248,3 @@ def _read(
     with state.quiet():
         found = who.tables.read(table, shape)
     return found.mask, found.bias, found.sees
-
-
-def _refuse_nested(q: Tensor, k: Tensor, who: Audience) -> None:
-    if (q.is_nested or k.is_nested) and who.wanting:
-        raise _unseen(who, "it is given nested tensors")
-
-
-def _unseen(who: Audience, why: str) -> InputError:
-    return InputError(
-        explain(
-            f"{who.name} cannot be watched",
-            expected="attention over [batch, heads, time, dim]",
-            got=why,
-            hint="leave it out: sl.watch(model, layers=lambda name: …)",
-        )
-    )

@@ -1,20 +1,18 @@
 """The fast path of torch's own transformer layers: one operator for a whole layer, which a mode would turn off.
 
 In evaluation `torch.nn.TransformerEncoderLayer` and `torch.nn.MultiheadAttention` hand everything to one operator, but
-only if `torch.overrides.has_torch_function` sees nobody who might look: it is made blind to watches. The operators
-themselves are seen by the watches' mode, and q and k follow from what goes into them.
+only if `torch.overrides.has_torch_function` sees nobody who might look: it is blind to watches (`state.BLIND`). The
+operators themselves are seen by the watches' mode, and q and k follow from what goes into them.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, overrides
+from torch import Tensor, nn
 
 from sightline.masks import Mask, dense, documents, padding
 from sightline.watch import state
@@ -24,7 +22,6 @@ from sightline.watch.where import callers
 if TYPE_CHECKING:
     from sightline.watch.mode import Audience
 
-_ASKING = ("torch.nn.modules.transformer", "torch.nn.modules.activation")
 _LAYER = (
     "src",
     "embed_dim",
@@ -57,26 +54,6 @@ _HEADS = (
     "average_attn_weights",
     "mask_type",
 )
-
-
-class FastPath(state.Shared):
-    """Torch's layers take their fast path although somebody watches."""
-
-    def install(self, stack: ExitStack) -> None:
-        ask = overrides.has_torch_function
-
-        def has_torch_function(args: Any) -> bool:
-            found = bool(ask(args))
-            if not found or sys._getframe(1).f_globals.get("__name__") not in _ASKING:
-                return found
-            with state.without_modes():
-                return bool(ask(args))
-
-        overrides.has_torch_function = has_torch_function
-        stack.callback(setattr, overrides, "has_torch_function", ask)
-
-
-FAST_PATH = FastPath()
 
 
 def attends_by(module: nn.Module) -> nn.Module:

@@ -50,6 +50,13 @@ class Audience:
             if (watcher, name) not in self.wanting:
                 watcher.note(name, first_query, end_key)
 
+    def miss(self, why: str, first_query: int, end_key: int) -> None:
+        """A call that ran as it is, and of which there is no account."""
+        for watcher, name in self.hearing:
+            watcher.note(name, first_query, end_key)
+        for watcher, name in self.wanting:
+            watcher.seen.unseen[name] = why
+
     def record(self, looked: Any) -> None:
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
         for watcher, name in self.wanting:
@@ -97,7 +104,7 @@ class WatchMode(TorchFunctionMode):
         if who is None:
             return func(*args, **kwargs)
         # On a GPU FlexAttention runs compiled, whoever compiled it.
-        if in_compiled_function(who.module) and not (handler is flex and args[0].is_cuda):
+        if in_compiled_function() and not (handler is flex and args[0].is_cuda):
             for watcher, name in who.hearing:
                 watcher.seen.unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
         return handler(func, args, kwargs, who)

@@ -28,6 +28,7 @@ class _Local(threading.local):
 
 
 _local = _Local()
+_ASKING = ("torch.nn.modules.transformer", "torch.nn.modules.activation")
 _ADVICE = "flex_attention_performance"
 
 
@@ -82,7 +83,7 @@ def quiet(compiled: bool = False) -> Iterator[None]:
     before, _local.busy = _local.busy, True
     try:
         if compiled:
-            with without_modes(), stance(UNCOMPILED.before):
+            with without_modes(), BLIND.lifted(), stance(UNCOMPILED.before):
                 yield
         else:
             yield
@@ -156,4 +157,36 @@ class Uncompiled(Shared):
             stack.callback(said.discard, _ADVICE)
 
 
+class Blind(Shared):
+    """Torch's own layers take their fast path although somebody watches: where they ask for modes, watches are none."""
+
+    ask = overrides.has_torch_function
+
+    def install(self, stack: ExitStack) -> None:
+        Blind.ask = overrides.has_torch_function
+        stack.callback(setattr, overrides, "has_torch_function", Blind.ask)
+        overrides.has_torch_function = _has_torch_function
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Compiled code that asks finds what it was compiled with."""
+        with self._lock:
+            overrides.has_torch_function = Blind.ask
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._count:
+                    overrides.has_torch_function = _has_torch_function
+
+
+def _has_torch_function(args: Any) -> bool:
+    found = bool(Blind.ask(args))
+    if not found or sys._getframe(1).f_globals.get("__name__") not in _ASKING:
+        return found
+    with without_modes():
+        return bool(Blind.ask(args))
+
+
+BLIND = Blind()
 UNCOMPILED = Uncompiled()

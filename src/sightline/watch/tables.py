@@ -29,7 +29,7 @@ class Table(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What a table was written from: a mask for the keys of a span, and which rows see something."""
+    """What a table was written from: a mask for the keys of a span; of booleans, which rows see something."""
 
     mask: Mask | None
     span: Span
@@ -46,8 +46,7 @@ class Tables:
 
     def tell(self, tensor: Tensor, mask: Mask | None, span: Span) -> None:
         """A table that was written from a rule."""
-        real = tensor[..., : span.keys]
-        sees = _sees(real if real.dtype == torch.bool else real > torch.finfo(real.dtype).min / 2)
+        sees = _sees(tensor[..., : span.keys]) if tensor.dtype == torch.bool else None
         rule = Rule(mask, span, sees)
         self._told = [(weakref.ref(tensor), _version(tensor), rule), *self._told][: self._most]
 

@@ -17,7 +17,7 @@ from sightline.watch import compiled, hf, state
 from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
-from sightline.watch.fast import FAST_PATH, is_plain_layer
+from sightline.watch.fast import is_plain_layer
 from sightline.watch.folder import Writer
 from sightline.watch.grow import Layer, Part
 from sightline.watch.mode import WatchMode
@@ -91,7 +91,7 @@ class Watcher:
         with ExitStack() as stack:
             stack.enter_context(state.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
-            stack.enter_context(FAST_PATH)
+            stack.enter_context(state.BLIND)
             regions = compiled.find(self.model)
             stack.enter_context(compiled.standing_in(regions))
             inside = {id(part) for region in regions for part in region.parts()}
@@ -116,19 +116,19 @@ class Watcher:
     def _say_if_nothing(self) -> None:
         if self.seen.layers:
             return
-        if self.order:
+        if self.seen.unseen:
+            text = explain(
+                "sl.watch saw no attention",
+                expected="attention of which an account can be made",
+                got="; ".join(f"{name}: {why}" for name, why in list(self.seen.unseen.items())[:4]),
+                hint='of what is compiled: with torch.compiler.set_stance("force_eager"), sl.watch(model) as seen: …',
+            )
+        elif self.order:
             text = explain(
                 f"sl.watch chose no layer ({self.layers})",
                 expected="one of the layers that ran",
                 got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
                 hint="layers=None for all",
-            )
-        elif self.seen.unseen:
-            text = explain(
-                "sl.watch saw no attention",
-                expected="modules that can run once more, uncompiled, for the account",
-                got="; ".join(f"{name} is {why}" for name, why in list(self.seen.unseen.items())[:4]),
-                hint='with torch.compiler.set_stance("force_eager"), sl.watch(model) as seen: …',
             )
         else:
             text = explain(

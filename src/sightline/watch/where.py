@@ -53,12 +53,12 @@ def running(names: dict[int, str]) -> nn.Module | None:
     return None
 
 
-def in_compiled_function(module: nn.Module) -> bool:
-    """Whether torch.compile stands around a function that a running module called."""
+def in_compiled_function() -> bool:
+    """Whether torch.compile stands around a function that the innermost running module called."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
+        if code.co_argcount and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module):
             return False
         if frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
             return True
