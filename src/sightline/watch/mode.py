@@ -99,6 +99,10 @@ class WatchMode(TorchFunctionMode):
             if func in _COPIES and args:
                 for watcher in state.watches():
                     watcher.tables.follow(args[0], found)
+            elif args and _writes(func) and torch.is_inference_mode_enabled():
+                # Elsewhere a tensor counts by itself how often it was changed.
+                for watcher in state.watches():
+                    watcher.tables.forget(args[0])
             return found
         who = audience(func=func)
         if who is None:
@@ -108,6 +112,12 @@ class WatchMode(TorchFunctionMode):
             for watcher, name in who.hearing:
                 watcher.seen.unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
         return handler(func, args, kwargs, who)
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function changes its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and (not name.startswith("__") or name == "__setitem__" or name.startswith("__i"))
 
 
 _COPIES = {torch.Tensor.contiguous, torch.Tensor.clone}

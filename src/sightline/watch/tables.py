@@ -57,6 +57,11 @@ class Tables:
                 self._told = [(weakref.ref(copy), _version(copy), rule), *self._told][: self._most]
                 return
 
+    def forget(self, tensor: object) -> None:
+        """A tensor that was changed."""
+        self._told = [one for one in self._told if one[0]() is not tensor]
+        self._kept = [one for one in self._kept if one[0]() is not tensor]
+
     def rule(self, tensor: object, q: Tensor, k: Tensor) -> Rule | None:
         """The rule of a table, if it is still the one that was told, and was made for such queries and keys."""
         for known, at, rule in self._told:
