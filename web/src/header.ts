@@ -14,6 +14,7 @@ export class Header {
   private runSelect = el("select", { class: "run-select", attrs: { "aria-label": "run" } });
   private layerSelect = el("select", { attrs: { "aria-label": "layer" } });
   private headSelect = el("select", { attrs: { "aria-label": "head" } });
+  private unseen = el("span", { class: "unseen", attrs: { hidden: true, role: "note" } });
   private composer: Composer;
   private newButton: HTMLButtonElement;
   private closeButton: HTMLButtonElement;
@@ -35,7 +36,7 @@ export class Header {
       el("span", { class: "run-pick" }, this.runSelect, this.closeButton),
       this.newButton,
       el("span", { class: "spring" }),
-      el("span", { class: "pick" }, this.layerSelect, this.headSelect),
+      el("span", { class: "pick" }, this.unseen, this.layerSelect, this.headSelect),
       el("span", { class: "tools" }, tool("share", "copy the address of this view", actions.share), tool("export", "export (E)", actions.export), tool("theme", "light or dark", () => context.switchTheme()), tool("help", "help and keys (?)", actions.help)),
     );
     this.runSelect.addEventListener("change", () => void context.open(this.runSelect.value, true));
@@ -93,6 +94,11 @@ export class Header {
     this.layerSelect.replaceChildren(
       ...open.info.layers.map((layer) => el("option", { title: layer.name, attrs: { value: layer.index, selected: layer.index === state.layer } }, `Layer ${layer.index}${layer.cross ? " cross" : ""}`)),
     );
+    const missed = Object.entries(open.info.unseen);
+    this.unseen.hidden = !missed.length;
+    this.unseen.textContent = `${missed.length} not seen`;
+    const shown = missed.slice(0, 20).map(([name, why]) => `${name}: ${why}`);
+    this.unseen.title = ["Modules that attended without being seen", ...shown, ...(missed.length > 20 ? [`and ${missed.length - 20} more`] : [])].join("\n");
     const layer = open.layer(state.layer);
     this.layerSelect.title = layer.name;
     this.headSelect.replaceChildren(

@@ -26,6 +26,7 @@ export interface RunInfo {
   tokens: number;
   memory_tokens: number | null;
   layers: LayerInfo[];
+  unseen: Record<string, string>; // modules that attended without being caught, and why
   revision: number;
   growing: boolean;
 }

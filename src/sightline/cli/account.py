@@ -21,6 +21,7 @@ RAMP = ("#1d1147", "#51127c", "#832681", "#b73779", "#e75263", "#fc8961", "#fec4
 SHADES = " .:-=+*#%@"
 WIDEST = 48
 TOKENS = 400
+UNSEEN = 8
 # Links are looked for in every head of maps up to this size, and in the listed heads alone above it.
 SMALL = 512 * 512
 
@@ -36,6 +37,13 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> None:
         f"[bold]{escape(str(about['model']))}[/]: {about['tokens']:,} tokens, "
         f"{len(run.layers)} layers, {len(places)} heads\n"
     )
+    if run.unseen:
+        names = Text(f"{len(run.unseen)} modules attended without being seen:\n", style="bold")
+        for name, reason in list(run.unseen.items())[:UNSEEN]:
+            names.append(f"  {name}: {reason}\n", style="default")
+        if len(run.unseen) > UNSEEN:
+            names.append(f"  and {len(run.unseen) - UNSEEN:,} more\n", style="dim")
+        console.print(names)
     console.print(_tokens(run))
     small = run.layers[0].queries * run.layers[0].keys <= SMALL
     looked = places if small else order[:heads]

@@ -58,10 +58,12 @@ def items(field: str, value: Any, count: int | None = None) -> list:
     return value
 
 
-def record(field: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
-    """An object with exactly these fields."""
+def record(field: str, value: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """An object, with exactly these fields if they are named."""
     if not isinstance(value, dict):
         raise ValueError(f"{field}: {short(value)} instead of an object")
+    if names is None:
+        return value
     for name in names:
         if name not in value:
             raise ValueError(f"{field}.{name}: missing")

@@ -54,7 +54,7 @@ class Region:
             return out
         if reason is not None:
             for watcher in watchers:
-                watcher.seen.unseen[watcher.names[id(self.module)]] = reason
+                watcher.seen._unseen[watcher.names[id(self.module)]] = reason
         return out
 
     def _again(self, watchers: list[Watcher], args: tuple, kwargs: dict, out: Any) -> str | None:

@@ -28,7 +28,8 @@ from sightline.watch.portable import has_table, writable_bias, writable_mask
 from sightline.watch.seen import LayerLike, Seen
 from sightline.watch.shares import SHARES
 
-FORMAT, VERSION = "sightline-seen", 1
+# Version 2 says what was not seen.
+FORMAT, VERSION = "sightline-seen", 2
 INDEX = "index.json"
 _FLAGS = ("real", "repeated")
 _ROWS = (*SHARES, *_FLAGS)
@@ -65,6 +66,7 @@ class Writer:
         self.written: dict[str, int] = {}  # layers in the folder, and how many parts they had then
         self.known: dict[str, bool] = {}  # whether their masks are in the folder
         self.files: dict[str, tuple[str, str]] = {}
+        self.numbers: dict[str, int] = {}  # of the layers, in the order of their coming
         self.stale: list[list[str]] = [[], []]  # files that no index names any more: just now, and before
         self.rest = 0.0  # when it may write again
 
@@ -105,6 +107,11 @@ class Writer:
         self.write(layer)
         self._index(False)
 
+    def drop(self, name: str) -> None:
+        """A layer that is no part of the run any more: the next index does without it."""
+        if self.written.pop(name, None) is not None:
+            self.stale[0] += self.files.pop(name)
+
     def maybe_write(self) -> None:
         """Write layers that have grown, but spend no more than a fifth of the time on it."""
         if time.monotonic() < self.rest:
@@ -136,7 +143,7 @@ class Writer:
         return bool(grown)
 
     def write(self, layer: LayerLike) -> None:
-        number = list(self.seen._layers).index(layer.name)
+        number = self.numbers.setdefault(layer.name, len(self.numbers))
         sight = layer.sight()
         call = sight._call
         _, _, queries, keys = sight.shape
@@ -190,6 +197,7 @@ class Writer:
             "tokens": self.seen.tokens if layers else None,
             "memory_tokens": self.seen.memory_tokens if layers else None,
             "layers": layers,
+            "unseen": self.seen.unseen,
         }
         text = json.dumps(content).encode()
         if len(text) > _largest_index(self.folder):
@@ -277,11 +285,14 @@ def load(folder: Path) -> Seen:
         raise FileNotFoundError(f"no such folder: {folder}")
     content = _read_index(folder)
     try:
+        if content["version"] == 1:
+            content = {"unseen": {}} | content
         content = record("index", content, _FIELDS)
         seen = Seen(meta=_meta(content["meta"]), complete=flag("complete", content["complete"]))
         seen._folder = folder
         seen._ids = (_numbers("ids", content["ids"]), _numbers("memory_ids", content["memory_ids"]))
         seen.tokens, seen.memory_tokens = content["tokens"], content["memory_tokens"]
+        seen._unseen = {name: _text("unseen", why) for name, why in record("unseen", content["unseen"]).items()}
         for i, entry in enumerate(items("layers", content["layers"])):
             layer = _layer(f"layers.{i}", record(f"layers.{i}", entry, _LAYER_FIELDS), folder)
             if layer.name in seen._layers:
@@ -292,7 +303,7 @@ def load(folder: Path) -> Seen:
     return seen
 
 
-_FIELDS = ("format", "version", "complete", "meta", "ids", "memory_ids", "tokens", "memory_tokens", "layers")
+_FIELDS = ("format", "version", "complete", "meta", "ids", "memory_ids", "tokens", "memory_tokens", "layers", "unseen")
 _LAYER_FIELDS = ("name", "index", "kind", "module", "heads", "file", "rows", "mask_known")
 
 
@@ -363,8 +374,7 @@ def _text(field: str, value: Any) -> str:
 
 def _meta(said: Any) -> dict[str, Any]:
     """What a run says of itself: anything, but for the few things that are read."""
-    if not isinstance(said, dict):
-        raise ValueError(f"meta: {short(said)} instead of an object")
+    record("meta", said)
     for name in ("model", "name", "text"):
         if said.get(name) is not None:
             _text(f"meta.{name}", said[name])

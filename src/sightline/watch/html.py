@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 # Layers that are shown before "and … more", and the size of a head's map.
 _MOST_LAYERS, _THUMB = 6, 96
+_MOST_UNSEEN = 8
 
 
 def seen_html(seen: Seen) -> str:
     """A run: a table of its layers, each with small maps of its heads."""
     model = html.escape(str(seen.meta.get("model")))
     if not len(seen):
-        return f"<div><p><b>{model}</b>: no attention was seen.</p></div>"
+        return f"<div><p><b>{model}</b>: no attention was seen.</p>{_unseen(seen)}</div>"
     lines = []
     names = seen.layers
     chosen = names if len(names) <= _MOST_LAYERS else [*names[:3], *names[-3:]]
@@ -50,7 +51,19 @@ def seen_html(seen: Seen) -> str:
     about = ", ".join(
         html.escape(f"{k} {seen.meta[k]}") for k in ("dtype", "device", "implementation") if seen.meta.get(k)
     )
-    return f"<div><p><b>{model}</b>: {len(names)} layers; {about}</p>{text}<table>{''.join(lines)}</table></div>"
+    table = f"<table>{''.join(lines)}</table>{_unseen(seen)}"
+    return f"<div><p><b>{model}</b>: {len(names)} layers; {about}</p>{text}{table}</div>"
+
+
+def _unseen(seen: Seen) -> str:
+    """What attended without being caught, and why."""
+    if not seen.unseen:
+        return ""
+    lines = [f"<li>{html.escape(name)}: {html.escape(reason)}</li>" for name, reason in seen.unseen.items()]
+    rest = len(lines) - _MOST_UNSEEN
+    more = [f"<li>and {rest} more</li>"] if rest > 0 else []
+    listed = "".join(lines[:_MOST_UNSEEN] + more)
+    return f'<p style="font:12px sans-serif">Not seen:</p><ul style="font:12px sans-serif">{listed}</ul>'
 
 
 _MEASURES = {

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from sightline.attention.api import attention
 from sightline.watch import calls, fast, state
 from sightline.watch.flex import flex
+from sightline.watch.unseen import FOLLOW, Trace
 from sightline.watch.where import in_compiled_function, running
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Audience:
         for watcher, name in self.hearing:
             watcher.note(name, first_query, end_key)
         for watcher, name in self.wanting:
-            watcher.seen.unseen[name] = why
+            watcher.seen._unseen[name] = why
 
     def record(self, looked: Any) -> None:
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
@@ -91,11 +92,16 @@ class WatchMode(TorchFunctionMode):
 
     is_watch = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace = Trace()  # of attention that no handler sees
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
         if handler is None:
-            found = func(*args, **kwargs)
+            follow = FOLLOW.get(func)
+            found = func(*args, **kwargs) if follow is None else follow(self.trace, func, args, kwargs)
             if func in _COPIES and args:
                 for watcher in state.watches():
                     watcher.tables.follow(args[0], found)
@@ -110,7 +116,7 @@ class WatchMode(TorchFunctionMode):
         # On a GPU FlexAttention runs compiled, whoever compiled it.
         if in_compiled_function() and not (handler is flex and args[0].is_cuda):
             for watcher, name in who.hearing:
-                watcher.seen.unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
+                watcher.seen._unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
         return handler(func, args, kwargs, who)
 
 

@@ -60,14 +60,32 @@ class Seen:
         self._tokens: list[list[str]] | None = None
         self._memory_tokens: list[list[str]] | None = None
         self._ids: tuple[list | None, list | None] | None = None
+        self._unseen: dict[str, str] = {}
         self._empty: str | None = None
-        self.unseen: dict[str, str] = {}  # modules that could not be seen as they ran, and why
         self._folder: Path | None = None  # where its layers are read from
 
     @property
     def layers(self) -> list[str]:
         """The paths of the watched layers, in the order in which they ran."""
         return list(self._layers)
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """What attended without being caught: the path of each module, and the reason.
+
+        >>> import torch
+        >>> from sightline.watch import watch
+        >>> class ByHand(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return (x @ x.mT).softmax(-1) @ x
+        >>> model = torch.nn.Sequential(ByHand())
+        >>> import warnings
+        >>> with warnings.catch_warnings(action="ignore"), watch(model) as seen:
+        ...     _ = model(torch.randn(1, 5, 16))
+        >>> seen.unseen
+        {'0': 'its attention is written by hand: a softmax between two matrix products'}
+        """
+        return dict(self._unseen)
 
     def __getitem__(self, layer: str | int) -> KeptSight:
         return self._layer(layer).sight()
@@ -228,7 +246,8 @@ class Seen:
 
     def __repr__(self) -> str:
         shape = f", first of shape {self[0].shape}" if self._layers else ""
-        return f"Seen({self.meta.get('model')}, {len(self)} layers: {_few(self.layers)}{shape})"
+        missed = f"; {len(self._unseen)} not seen: {_few(list(self._unseen))}" if self._unseen else ""
+        return f"Seen({self.meta.get('model')}, {len(self)} layers: {_few(self.layers)}{shape}{missed})"
 
     def _repr_html_(self) -> str:
         from sightline.watch.html import seen_html

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
-from sightline.watch import compiled, hf, state
+from sightline.watch import compiled, hf, state, unseen
 from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
@@ -114,16 +114,12 @@ class Watcher:
             self._say_if_nothing()
 
     def _say_if_nothing(self) -> None:
-        if self.seen.layers:
+        if self.seen.layers or self.seen.unseen:
+            unseen.say(self.seen.unseen, stacklevel=3)
+            if not self.seen.layers:
+                self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
             return
-        if self.seen.unseen:
-            text = explain(
-                "sl.watch saw no attention",
-                expected="attention of which an account can be made",
-                got="; ".join(f"{name}: {why}" for name, why in list(self.seen.unseen.items())[:4]),
-                hint='of what is compiled: with torch.compiler.set_stance("force_eager"), sl.watch(model) as seen: …',
-            )
-        elif self.order:
+        if self.order:
             text = explain(
                 f"sl.watch chose no layer ({self.layers})",
                 expected="one of the layers that ran",

@@ -66,6 +66,22 @@ def in_compiled_function() -> bool:
     return False
 
 
+def common(one: str, other: str, names: dict[int, str]) -> str:
+    """The path of the innermost module that holds both: of a softmax that is a module, and of what follows it.
+
+    >>> common("layers.0.attn", "layers.0.attn.softmax", {1: "Model", 2: "layers.0.attn"})
+    'layers.0.attn'
+    """
+    if one == other:
+        return one
+    shared = []
+    for a, b in zip(one.split("."), other.split("."), strict=False):
+        if a != b:
+            break
+        shared.append(a)
+    return ".".join(shared) or next(iter(names.values()))
+
+
 def inside(name: str, module: str) -> bool:
     """Whether a function of this name, of a module whose path begins so, is running."""
     frame: FrameType | None = sys._getframe(1)

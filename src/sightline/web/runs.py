@@ -81,6 +81,11 @@ class Run:
         """What names this state of the run among everything that is kept."""
         return self.id, self.revision
 
+    @property
+    def unseen(self) -> dict[str, str]:
+        """What attended without being caught: modules and reasons."""
+        return getattr(self.account, "unseen", {})
+
     def layer(self, index: int) -> Layer:
         """A layer by its number."""
         if not 0 <= index < len(self.layers):
@@ -139,6 +144,7 @@ class Run:
             "tokens": len(self.tokens),
             "memory_tokens": None if self.memory is None else len(self.memory),
             "layers": [dict(vars(layer)) for layer in self.layers],
+            "unseen": self.unseen,
             "revision": self.revision,
             "growing": self.growing,
         }

@@ -102,7 +102,8 @@ def _load(path: Path) -> Seen:
         if rows and len(rows) < seen[0].shape[0]:
             raise InputError(f"{name} of {len(rows)} texts in a batch of {seen[0].shape[0]}")
     texts = [text for rows in (seen.tokens, seen.memory_tokens) for row in rows or [] for text in row]
-    texts += [*seen.layers, *(seen.meta.get(key) or "" for key in ("name", "model", "text"))]
+    texts += [*seen.layers, *seen.unseen, *seen.unseen.values()]
+    texts += [*(seen.meta.get(key) or "" for key in ("name", "model", "text"))]
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
