@@ -57,6 +57,17 @@ def test_the_map_is_drawn_with_and_without_colours(saved: tuple[Path, str], colo
     assert ("@@" in text) == (color is None)
 
 
+def test_what_was_not_seen_is_told(saved: tuple[Path, str]) -> None:
+    seen = load(saved[0])
+    assert "without being seen" not in saved[1]
+    seen._unseen = {f"layers.{i}": "it is written [by hand]" for i in range(11)}
+    console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
+    account(as_run("x", seen), 3, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "11 modules attended without being seen:\n  layers.0: it is written [by hand]\n" in text
+    assert "  layers.7: it is written [by hand]\n  and 3 more\n" in text
+
+
 def test_a_report_is_one_page_without_addresses_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sightline.web import report
 

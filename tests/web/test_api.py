@@ -114,6 +114,14 @@ def test_the_link_is_no_matter_of_course(client: Client, run: Run) -> None:
     assert weights[query, key] == weights.max()
 
 
+def test_what_was_not_seen_is_told(client: Client) -> None:
+    account = sights(5)
+    told = make_run(account, words(5))
+    account.unseen = {"layers.2.attention": "it is written by hand"}  # type: ignore[attr-defined]
+    client.service.library.add(told)
+    assert client.get(f"/api/runs/{told.id}").json()["unseen"] == {"layers.2.attention": "it is written by hand"}
+
+
 def test_tokens_come_in_pages(client: Client, run: Run) -> None:
     page = client.get(f"/api/runs/{run.id}/tokens?from=5&to=8").json()
     assert page == {"from": 5, "to": 8, "texts": ["the", "lions", ","], "kinds": [0, 0, 0]}

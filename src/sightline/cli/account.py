@@ -38,7 +38,10 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> None:
         f"{len(run.layers)} layers, {len(places)} heads\n"
     )
     if run.unseen:
-        names = Text(f"{len(run.unseen)} modules attended without being seen:\n", style="bold")
+        names = Text(
+            f"{len(run.unseen)} {'module' if len(run.unseen) == 1 else 'modules'} attended without being seen:\n",
+            style="bold",
+        )
         for name, reason in list(run.unseen.items())[:UNSEEN]:
             names.append(f"  {name}: {reason}\n", style="default")
         if len(run.unseen) > UNSEEN:

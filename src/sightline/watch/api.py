@@ -57,7 +57,8 @@ def watch(
             is then linear in the context; outputs are equal up to rounding, and dropout draws other numbers.
         fused: the former name of `compact`.
 
-    Leaving the block warns if no attention was seen, or some was not: `seen.unseen` says which, and why. Only the thread that opened the block is watched.
+    Leaving the block warns if no attention was seen, or some was not: `seen.unseen` says which, and why. Only
+    the thread that opened the block is watched.
 
     >>> import torch, sightline as sl
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
