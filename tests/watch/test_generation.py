@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import watch_cases as tiny
-from sightline.errors import InputError
 from sightline.watch import watch
 from watch_cases import STATS, check_statistics, layers_of
 
@@ -145,12 +144,6 @@ def test_only_cross_attention_is_watched():
     assert [seen.kind(name) for name in seen.layers] == ["cross", "cross"]
     assert seen[0].shape == (3, 4, STEPS, 12)
     assert seen.memory_ids == given["input_ids"].tolist()
-
-
-def test_beams_are_refused():
-    model, given = tiny.model("llama"), prompt("llama")
-    with torch.no_grad(), pytest.raises(InputError, match="beam search cannot be watched"), watch(model):
-        generate(model, given, num_beams=2)
 
 
 def test_a_generation_without_a_cache_is_its_last_pass():

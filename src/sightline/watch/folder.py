@@ -165,6 +165,7 @@ class Writer:
         write_whole(self.folder / names[1], lambda temporary: write_tensors(temporary, rows), durable=False)
         self.stale[0] += [old for old in self.files.get(layer.name, ()) if old not in names]
         self.files[layer.name] = names
+        self.stale = [[old for old in group if old not in names] for group in self.stale]
         self.written[layer.name] = parts
         if isinstance(layer, Layer) and self.free:
             layer.forget(lambda: _read_sight(path))

@@ -39,6 +39,7 @@ class Part:
     end_key: int
     cell: tuple[int, int]  # queries and keys of a bin of its overview
     arriving: dict[str, Tensor] | Future[dict[str, Tensor]]
+    turn: int = 0  # the pass it is of
 
     @property
     def found(self) -> dict[str, Tensor]:
@@ -87,12 +88,27 @@ class Layer:
         filled = [_missing(name, part) if x is None else x for x, part in zip(found, self.parts)]
         return _cat(filled, -1)
 
+    def back(self, turn: int) -> bool:
+        """Take back the parts of this pass and of those after it. Whether something is left."""
+        self.parts, self._sight = [part for part in self.parts if part.turn < turn], None
+        read = self.on_disk
+        if self.parts and read is not None and self.freed > len(self.parts):
+            rows, keys = self.queries, self.keys
+            self.on_disk, self.freed = lambda: _cut(read(), rows, keys), len(self.parts)
+        return bool(self.parts)
+
     def forget(self, read: Callable[[], KeptSight]) -> None:
         """Leave q and k out of memory: they are on disk, and read from there when they are needed."""
         for part in self.parts:
             part.found.pop("q", None)
             part.found.pop("k", None)
         self.on_disk, self.freed, self._sight = read, len(self.parts), None
+
+
+def _cut(stored: KeptSight, rows: int, keys: int) -> KeptSight:
+    """What is on disk, with the first queries and keys alone."""
+    q, k = stored._call.q[..., :rows, :], stored._call.k[..., :keys, :]
+    return KeptSight(stored._call.replace(q=q, k=k, v=k), stored._row, {})
 
 
 def _cat(tensors: list[Tensor], dim: int) -> Tensor:

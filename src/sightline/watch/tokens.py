@@ -49,6 +49,15 @@ class Reader:
     def restart(self) -> None:
         self.ids = None
 
+    def skip(self) -> None:
+        """This pass is not followed: its ids are no part of the run."""
+        self._pending = None
+
+    def back(self, ids: Tensor | None, tokens: int) -> None:
+        """Go back to ids of before, and of them to the first so many."""
+        self._pending = None
+        self.ids = None if ids is None or not tokens else ids[:, :tokens]
+
     def arrive(self) -> None:
         """The run is over: ids go to the CPU."""
         self.settle(False) if self.ids is None else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
-from sightline.watch import compiled, hf, state, unseen
+from sightline.watch import compiled, follow, hf, state, unseen
 from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
@@ -27,7 +27,7 @@ from sightline.watch.shares import Place
 from sightline.watch.ship import Shipper
 from sightline.watch.tables import Tables
 from sightline.watch.tokens import Reader
-from sightline.watch.where import inner, inside, names_of
+from sightline.watch.where import inner, names_of
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -72,6 +72,11 @@ class Watcher:
         self.counts: dict[str, int] = {}  # calls of each module in this pass
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
+        self.follow, self.search = follow.Follow(), follow.search()
+        self.lost: str | None = None  # why the run is not followed any more
+        self.said: set[str] = set()
+        self.read: Tensor | None = None  # the ids when this pass began
+        self.tokens: dict[int, int] = {}  # how many they were, for each pass
         self.repeats: tuple[Tensor, Tensor] | None = None
 
     def __enter__(self) -> Seen:
@@ -103,6 +108,7 @@ class Watcher:
         return self.seen
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._settle()
         self.stack.close()
         self.ship.close()
         self.tables.clear()
@@ -167,20 +173,16 @@ class Watcher:
     def leaves(self, *_: object) -> None:
         if threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
+            if not self.depth:
+                self._settle()
 
     def _begins(self) -> None:
         """A pass begins: somebody outside the model calls it, or a part of it."""
-        for search, what in (("_beam_search", "beam search"), ("_assisted_decoding", "assisted decoding")):
-            if inside(search, "transformers"):
-                raise InputError(
-                    explain(
-                        f"{what} cannot be watched",
-                        expected="greedy search or sampling: steps that only add tokens, one sequence for each input",
-                        got="sequences that change places, or are taken back, between steps",
-                        hint="generate(num_beams=1), or watch one pass over the finished text",
-                    )
-                )
+        self._settle()
+        self.search = follow.search()
         self.passes += 1
+        self.read = self.reader.ids
+        self.tokens[self.passes] = 0 if self.read is None else self.read.shape[-1]
         self.counts = {}
         self.continues = False
         self.repeats = None
@@ -202,19 +204,72 @@ class Watcher:
         self.counts[name] = self.counts.get(name, 0) + 1
         full = name if self.counts[name] == 1 else f"{name}#{self.counts[name]}"
         before = self.ends.get(full)
-        if before is not None and before[0] != self.passes:
-            if 0 < first_query == before[1]:
-                self.continues = True
-            if not self.continues:
-                self._restart()
+        if self.lost is not None and first_query == 0:
+            self._restart()
+        elif self.lost is None and before is not None and before[0] != self.passes:
+            self._joins(full, first_query, before[1])
+        if self.lost is not None:
+            self.reader.skip()
+            return full
         self.ends[full] = (self.passes, end_key)
         self.reader.settle(self.continues)
         return full
 
+    def _joins(self, full: str, first_query: int, end_key: int) -> None:
+        """Whether a call goes on where the passes before ended, takes something back, or is of another run."""
+        turn = self._turn_beyond(first_query)
+        if 0 < first_query == end_key:
+            if self.search == follow.BEAMS:
+                self._lose(self.passes, follow.MOVED)
+            self.continues = self.lost is None
+        elif self.continues:
+            if first_query > end_key:
+                self._say_unseen(full, follow.APART)
+        elif first_query > 0 and self.search:
+            self._lose(turn, follow.CROPPED if first_query < end_key else follow.APART)
+        elif 0 < first_query < end_key and any(layer.parts[0].turn < turn for layer in self._followed()):
+            self._lose(turn, follow.CROPPED)
+        else:
+            self._restart()
+
+    def _followed(self) -> list[Layer]:
+        return [layer for layer in self.seen._layers.values() if isinstance(layer, Layer)]
+
+    def _turn_beyond(self, key: int) -> int:
+        """The first pass that reached beyond a key: it is in doubt if the run goes on from there."""
+        parts = [part for layer in self._followed() if layer.kind == "self" for part in layer.parts]
+        return min([self.passes, *(part.turn for part in parts if part.end_key > key)])
+
+    def _settle(self) -> None:
+        """A pass is over: were the keys in its caches those that had been seen?"""
+        if self.follow.moved() and self.lost is None:
+            self._lose(self.passes, follow.MOVED)
+
+    def _lose(self, turn: int, why: str) -> None:
+        """Stop following the run: what was seen before this pass still holds and stays, the rest goes."""
+        self.lost = why
+        self.reader.back(self.read, self.tokens.get(turn, 0))
+        for layer in self._followed():
+            if layer.parts[-1].turn >= turn:
+                if not layer.back(turn):
+                    self._drop(layer.name)
+                self._say_unseen(layer.name, why)
+
+    def _drop(self, name: str) -> None:
+        del self.seen._layers[name]
+        if self.writer is not None:
+            self.writer.drop(name)
+
+    def _say_unseen(self, name: str, why: str) -> None:
+        layer = self.seen._layers.get(name)
+        left = f"only its first {layer.queries} queries" if isinstance(layer, Layer) else "nothing"
+        self.said.add(name)
+        self.seen._unseen.setdefault(name, f"{f'{self.search}: ' if self.search else ''}{why}; {left} can be seen")
+
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
-        if self.seen.layers and not self.warned and not grown:
+        if self.seen.layers and not self.warned and not grown and not self.search:
             self.warned = True
             warnings.warn(
                 explain(
@@ -227,6 +282,11 @@ class Watcher:
                 stacklevel=2,
             )
         self.seen._layers.clear()
+        for name in self.said:
+            self.seen.unseen.pop(name, None)
+        self.said.clear()
+        self.lost = None
+        self.follow.restart()
         self.seen.meta["runs"] += 1
         self.ends.clear()
         self.reader.restart()
@@ -238,6 +298,12 @@ class Watcher:
         end_key = first_key + s.keys
         full = self.note(name, first_query, end_key)
         layer = self.seen._layers.get(full)
+        if self.lost is None and isinstance(layer, Layer) and layer.parts[-1].call.sizes.batch != s.batch:
+            self._lose(self.passes, follow.BATCH)
+        if self.lost is not None:
+            self._say_unseen(full, self.lost)
+        if full in self.said:
+            return
         heads = self.heads(name, s.heads)
         if heads is not None:
             call, row = _some_heads(call, row, heads)
@@ -250,6 +316,7 @@ class Watcher:
         cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
         place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
         with torch.inference_mode(False), torch.no_grad():
+            self.follow.step(full, looked.call.k, first_key, layer.kind == "cross")
             found = account(call, row, self.wanted, place)
             if self.keep:
                 new = call.k if not layer.parts else call.k[..., -s.queries :, :]
@@ -263,7 +330,7 @@ class Watcher:
             if self.keep:
                 bias = self._once(call.bias, lambda: _to_cpu(call.bias))
             about = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
-        layer.parts.append(Part(about, place.row, first_key, end_key, cell, self.ship.send(found)))
+        layer.parts.append(Part(about, place.row, first_key, end_key, cell, self.ship.send(found), self.passes))
         if self.writer is not None and len(layer.parts) == 1:
             self.writer.add(layer)
 

@@ -46,9 +46,17 @@ def callers(skip: int = 1) -> Iterator[tuple[FrameType, Any]]:
 
 
 def running(names: dict[int, str]) -> nn.Module | None:
-    """The innermost running module among those named, or None."""
-    for _, first in callers(2):
-        if isinstance(first, nn.Module) and id(first) in names:
+    """The innermost running module among those named, or None.
+
+    What another model does is not said of one whose `generate` asked for it, nor of one that a function was given.
+    """
+    foreign = False
+    for frame, first in callers(2):
+        if not isinstance(first, nn.Module):
+            continue
+        if id(first) not in names:
+            foreign = True
+        elif not foreign or frame.f_code.co_name == "forward":
             return first
     return None
 
