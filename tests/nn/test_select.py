@@ -42,6 +42,8 @@ def test_names_are_those_of_named_modules() -> None:
         (slice(5, 9), []),
         ([], []),
         ("layers.1.*", [1]),
+        ("layers.1", [1]),
+        ("layers.[02]", [0, 2]),
         (["*.0.*", 2], [0, 2]),
         (lambda name: "1" in name, [1]),
         (lambda name: False, []),
@@ -56,6 +58,8 @@ def test_layers_are_counted_through_all_stacks() -> None:
     assert list(select(TRANSFORMER, 2)) == ["decoder.layers.0.attention", "decoder.layers.0.cross_attention"]
     assert list(select(TRANSFORMER, -2)) == ["encoder.layers.1.attention"]
     assert list(select(TRANSFORMER, "decoder.*.cross*")) == ["decoder.layers.0.cross_attention"]
+    assert list(select(TRANSFORMER, "layers.1")) == ["encoder.layers.1.attention"]
+    assert list(select(TRANSFORMER, "cross_attention")) == ["decoder.layers.0.cross_attention"]
 
 
 def test_heads_in_a_list_are_layers_of_their_own() -> None:
@@ -92,8 +96,8 @@ def test_no_attention_has_such_a_name() -> None:
     with pytest.raises(
         InputError, match=r"no attention has such a name\n  expected: .*layers\.0\.attention, "
     ) as error:
-        select(DECODER, "encoder.*")
-    assert str(error.value).endswith("  got: 'encoder.*'\n  try: layers=\"*cross_attention\"")
+        select(DECODER, "layer.1.attention")
+    assert str(error.value).endswith("  got: 'layer.1.attention'\n  try: layers=\"layers.1.attention\"")
 
 
 @pytest.mark.parametrize("layers", [1.5, True, [True], [None]])

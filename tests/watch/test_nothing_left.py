@@ -233,7 +233,7 @@ def test_a_run_in_another_thread_is_said():
 
 def test_a_choice_that_fits_nothing_is_said():
     model = nn.Sequential(Layer(), Layer())
-    with pytest.warns(UserWarning, match=r"chose no layer \(layers=\['encoder'\]\)") as said, watch(model, "encoder"):
+    with pytest.warns(UserWarning, match=r"chose no layer \(layers=\['linear'\]\)") as said, watch(model, "linear"):
         model(torch.randn(1, 4, 16))
     assert "got: 0, 1" in str(said[0].message)
 

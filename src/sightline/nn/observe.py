@@ -43,8 +43,9 @@ def observing(module: nn.Module, stats: Any = (), layers: Layers = None) -> Iter
         module: where to look.
         stats: computed in the same go, as in `sl.observe`.
         layers: which attention to look at; all if not given. A whole number, a list of them or a slice counts
-            layers (-1 is the last; the self-attention and the cross-attention of one layer go together). A string is
-            a pattern for names, such as `"*.cross_attention"`. A function is given each name, and says True or False.
+            layers in the order in which the module defines them (-1 is the last; the self-attention and the
+            cross-attention of one layer go together). A string is a name, a part of one from dot to dot (`"layers.1"`),
+            or a pattern, such as `"*.cross_attention"`. A function is given each name, and says True or False.
 
     >>> import sightline as sl, torch
     >>> from sightline import nn as slnn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -63,16 +64,9 @@ def select(module: nn.Module, layers: Layers = None) -> dict[str, Attends]:
 def _chosen(names: list[str], layers: Layers) -> Iterable[str]:
     """The names that are chosen, in any order."""
     if isinstance(layers, str):
-        matched = [name for name in names if fnmatchcase(name, layers)]
+        matched = [name for name in names if chooses(layers, name, names)]
         if not matched:
-            raise InputError(
-                explain(
-                    "no attention has such a name",
-                    expected=f"a pattern for some of: {', '.join(names)}",
-                    got=repr(layers),
-                    hint=f'layers="*{names[-1].rpartition(".")[2]}"',
-                )
-            )
+            raise nothing_called(layers, names)
         return matched
     if isinstance(layers, slice):
         return _numbered(names, layers)
@@ -90,6 +84,40 @@ def _chosen(names: list[str], layers: Layers) -> Iterable[str]:
             )
         )
     return [name for one in layers for name in _chosen(names, one)]
+
+
+def chooses(pattern: str, name: str, names: Iterable[str]) -> bool:
+    """Whether a pattern chooses a name: it is a path, or a part of one from dot to dot, where `*` `?` `[…]` may stand.
+
+    A pattern that is the path of something among the names chooses that, and all inside it, and nothing else.
+
+    >>> names = ["encoder.layers.1.attention", "decoder.layers.1.attention", "decoder.layers.10.attention"]
+    >>> [[chooses(pattern, name, names) for name in names] for pattern in ("layers.1", "decoder", "*.1?.*")]
+    [[True, True, False], [False, True, True], [False, False, True]]
+    """
+    if is_path(pattern, names):
+        return f"{name}.".startswith(f"{pattern}.")
+    steps = name.split(".")
+    ends = range(1, len(steps) + 1)
+    return any(fnmatchcase(".".join(steps[start:end]), pattern) for end in ends for start in range(end))
+
+
+def is_path(pattern: str, names: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{pattern}.") for name in names)
+
+
+def nothing_called(pattern: str, names: list[str]) -> InputError:
+    """The error for a name or a pattern that chooses nothing."""
+    near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
+    few = names if len(names) <= 8 else [*names[:6], "…", names[-1]]
+    return InputError(
+        explain(
+            "no attention has such a name",
+            expected=f"a path, a part of one from dot to dot, or a pattern for it, among: {', '.join(few)}",
+            got=repr(pattern),
+            hint=f'layers="{near[0]}"',
+        )
+    )
 
 
 def _numbered(names: list[str], wanted: Iterable[int] | slice) -> list[str]:

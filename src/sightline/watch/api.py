@@ -17,6 +17,7 @@ from sightline.watch.choose import HeadChoice, Heads, LayerChoice, Layers
 from sightline.watch.seen import Seen
 from sightline.watch.tokens import Reader
 from sightline.watch.watcher import Watcher
+from sightline.watch.where import names_of
 
 
 def watch(
@@ -41,8 +42,10 @@ def watch(
 
     Args:
         model: any module; layers are called by their path in it.
-        layers: which ones are watched: an index (in the order in which they run), a name, a part of a path
-            (`"encoder"`), a pattern (`"*.self_attn"`), a list of these, or a function of the name. All if not given.
+        layers: which ones are watched, all if not given: an index in the order in which they run (-1 is the last to
+            run), a path, a part of one from dot to dot (`"encoder"`, `"layers.1"`), a pattern for such a part
+            (`"*.self_attn"`, `"layers.[0-3]"`), a list of these, or a function of the path. What no module is called
+            is an error; what chooses none of the layers that ran is said when the block is left.
         keep_qk: whether to keep q and k, in the model's dtype, so that any tile can be computed exactly later. True
             keeps them in memory, a folder on disk. Without them a map of up to 512 x 512 is known whole, and of a
             larger one what `stats` says.
@@ -92,7 +95,7 @@ def watch(
         compact = compact or fused
     return Watcher(
         model,
-        LayerChoice(layers),
+        LayerChoice(layers, names_of(model).values()),
         HeadChoice(heads),
         read_stats(stats),
         keep_qk,

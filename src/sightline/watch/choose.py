@@ -3,61 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import TypeAlias
 
 from sightline.errors import InputError, InputTypeError, explain
+from sightline.nn.select import chooses, nothing_called
 
 Layers: TypeAlias = "int | str | Iterable[int | str] | Callable[[str], bool] | None"
 Heads: TypeAlias = "int | Iterable[int] | Callable[[str], int | Iterable[int] | None] | None"
 
 
 class LayerChoice:
-    """Whether a layer is watched, asked with its path and its index in the order in which layers run.
+    """Whether a layer is watched, asked with its path, its place in the order in which layers run, and their number.
+
+    How many there are is known when all have run. `may` says of the number so far whether a layer is chosen, or could
+    be in the end: for -2 these are the last two.
 
     >>> choice = LayerChoice([0, "*.cross_attn", "encoder"])
-    >>> [choice(name, 5) for name in ("decoder.2.cross_attn", "encoder.0.attn", "decoder.0.attn")]
+    >>> [choice(name, 5, 9) for name in ("decoder.2.cross_attn", "encoder.0.attn", "decoder.0.attn")]
     [True, True, False]
+    >>> LayerChoice(-1)("decoder.0.attn", 8, 9)
+    True
     """
 
-    def __init__(self, layers: Layers) -> None:
+    def __init__(self, layers: Layers, modules: Iterable[str] = ()) -> None:
         self.function: Callable[[str], bool] | None = None
         self.indices: set[int] = set()
         self.patterns: list[str] = []
+        self.modules = list(modules)  # the paths of all modules of the model
+        self._named: dict[str, list[str]] = {}
         self.everything = layers is None
         if layers is None:
             return
         if callable(layers):
             self.function = layers
             return
-        given = [layers] if isinstance(layers, int | str) else layers
+        given = [layers] if isinstance(layers, Integral | str) else layers
         if not isinstance(given, Iterable):
-            raise _wrong_type("layers", layers, 'layers=[0, "model.layers.3.*"]')
+            raise _wrong_type("layers", layers, 'layers=[0, "model.layers.3"]')
         for layer in given:
             if isinstance(layer, str):
+                if self.modules and not any(chooses(layer, name, self.modules) for name in self.modules):
+                    raise nothing_called(layer, _likely(self.modules))
                 self.patterns.append(layer)
-            elif isinstance(layer, int) and not isinstance(layer, bool):
-                if layer < 0:
-                    raise InputError(
-                        explain(
-                            "layers are counted from the front, in the order in which they run",
-                            expected="0 or more; how many there are is not known before the run",
-                            got=layer,
-                            hint='a name pattern, e.g. layers="model.layers.31.*"',
-                        )
-                    )
-                self.indices.add(layer)
+            elif isinstance(layer, Integral) and not isinstance(layer, bool):
+                self.indices.add(int(layer))
             else:
-                raise _wrong_type("layers", layer, 'layers=[0, "model.layers.3.*"]')
+                raise _wrong_type("layers", layer, 'layers=[0, "model.layers.3"]')
 
-    def __call__(self, name: str, index: int) -> bool:
+    @property
+    def back(self) -> int:
+        """How many of the last layers it is about: 2 for -2."""
+        return max(0, *(-index for index in self.indices), 0)
+
+    def __call__(self, name: str, index: int, count: int) -> bool:
         if self.everything:
             return True
         if self.function is not None:
             return bool(self.function(name))
-        return index in self.indices or any(
-            name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern) for pattern in self.patterns
-        )
+        return index in self.indices or index - count in self.indices or bool(self._by_name(name))
+
+    def may(self, name: str, index: int, count: int) -> bool:
+        """Whether a layer is chosen, or may be when all have run."""
+        return index >= count - self.back or self(name, index, count)
+
+    def idle(self, names: list[str]) -> list[int | str]:
+        """What was asked for and chooses none of the layers that ran."""
+        used = {pattern for name in names for pattern in self._by_name(name)}
+        numbers = [index for index in sorted(self.indices) if not -len(names) <= index < len(names)]
+        return [*numbers, *(pattern for pattern in self.patterns if pattern not in used)]
+
+    def _by_name(self, name: str) -> list[str]:
+        if name not in self._named:
+            self._named[name] = [p for p in self.patterns if chooses(p, name, self.modules or [name])]
+        return self._named[name]
 
     def __repr__(self) -> str:
         if self.everything:
@@ -65,6 +84,14 @@ class LayerChoice:
         if self.function is not None:
             return f"layers={getattr(self.function, '__name__', 'function')}"
         return f"layers={[*sorted(self.indices), *self.patterns]}"
+
+
+def _likely(modules: list[str]) -> list[str]:
+    """The modules that may be attention, by their names; all if none is."""
+    named = [name for name in modules if "att" in name.rpartition(".")[2].lower()]
+    # Where one holds another, the outer one says enough.
+    outer = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
+    return outer or modules
 
 
 class HeadChoice:

@@ -66,7 +66,7 @@ class Writer:
         self.written: dict[str, int] = {}  # layers in the folder, and how many parts they had then
         self.known: dict[str, bool] = {}  # whether their masks are in the folder
         self.files: dict[str, tuple[str, str]] = {}
-        self.numbers: dict[str, int] = {}  # of the layers, in the order of their coming
+        self.numbers: dict[str, int] = {}  # of its files; a layer that is dropped leaves its number to nobody
         self.stale: list[list[str]] = [[], []]  # files that no index names any more: just now, and before
         self.rest = 0.0  # when it may write again
 

@@ -7,15 +7,21 @@ remembered by one number, and compared when it comes again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sightline.watch.grow import Layer
 from sightline.watch.where import inside
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+    from sightline.watch.folder import Writer
+    from sightline.watch.seen import Seen
+    from sightline.watch.tokens import Reader
 
 # What transformers calls its ways to generate that move or take back what is in the cache.
 BEAMS = "beam search"
@@ -78,3 +84,92 @@ class Follow:
 
     def restart(self) -> None:
         self.known, self.changed = {}, []
+
+
+class Following:
+    """The part of a watch that says whether its run is still one, and what is left if not."""
+
+    passes: int
+    continues: bool
+    seen: Seen
+    reader: Reader
+    writer: Writer | None
+    _restart: Callable[[], None]
+
+    def begin_following(self) -> None:
+        self.follow, self.search = Follow(), search()
+        self.lost: str | None = None  # why the run is not followed any more
+        self.said: set[str] = set()
+        self.read: Tensor | None = None  # the ids when this pass began
+        self.tokens: dict[int, int] = {}  # how many they were, for each pass
+
+    def _follow_pass(self) -> None:
+        self.search, self.read = search(), self.reader.ids
+        self.tokens[self.passes] = 0 if self.read is None else self.read.shape[-1]
+
+    def _follow_anew(self) -> None:
+        """A new run: what was said of the one before is of no interest."""
+        for name in self.said:
+            self.seen.unseen.pop(name, None)
+        self.said.clear()
+        self.lost = None
+        self.follow.restart()
+
+    def _is_followed(self, full: str, batch: tuple[int, ...]) -> bool:
+        layer = self.seen._layers.get(full)
+        if self.lost is None and isinstance(layer, Layer) and layer.parts[-1].call.sizes.batch != batch:
+            self._lose(self.passes, BATCH)
+        if self.lost is not None:
+            self._say_unseen(full, self.lost)
+        return full not in self.said
+
+    def _joins(self, full: str, first_query: int, end_key: int) -> None:
+        """Whether a call goes on where the passes before ended, takes something back, or is of another run."""
+        turn = self._turn_beyond(first_query)
+        if 0 < first_query == end_key:
+            if self.search == BEAMS:
+                self._lose(self.passes, MOVED)
+            self.continues = self.lost is None
+        elif self.continues:
+            if first_query > end_key:
+                self._say_unseen(full, APART)
+        elif first_query > 0 and self.search:
+            self._lose(turn, CROPPED if first_query < end_key else APART)
+        elif 0 < first_query < end_key and any(layer.parts[0].turn < turn for layer in self._followed()):
+            self._lose(turn, CROPPED)
+        else:
+            self._restart()
+
+    def _followed(self) -> list[Layer]:
+        return [layer for layer in self.seen._layers.values() if isinstance(layer, Layer)]
+
+    def _turn_beyond(self, key: int) -> int:
+        """The first pass that reached beyond a key: it is in doubt if the run goes on from there."""
+        parts = [part for layer in self._followed() if layer.kind == "self" for part in layer.parts]
+        return min([self.passes, *(part.turn for part in parts if part.end_key > key)])
+
+    def _settle(self) -> None:
+        """A pass is over: were the keys in its caches those that had been seen?"""
+        if self.follow.moved() and self.lost is None:
+            self._lose(self.passes, MOVED)
+
+    def _lose(self, turn: int, why: str) -> None:
+        """Stop following the run: what was seen before this pass still holds and stays, the rest goes."""
+        self.lost = why
+        self.reader.back(self.read, self.tokens.get(turn, 0))
+        for layer in self._followed():
+            if layer.parts[-1].turn >= turn:
+                if not layer.back(turn):
+                    self._drop(layer.name)
+                self._say_unseen(layer.name, why)
+
+    def _drop(self, name: str) -> None:
+        del self.seen._layers[name]
+        if self.writer is not None:
+            self.writer.drop(name)
+
+    def _say_unseen(self, name: str, why: str) -> None:
+        layer = self.seen._layers.get(name)
+        left = f"only its first {layer.queries} queries" if isinstance(layer, Layer) else "nothing"
+        self.said.add(name)
+        self.seen.unseen.setdefault(name, f"{f'{self.search}: ' if self.search else ''}{why}; {left} can be seen")

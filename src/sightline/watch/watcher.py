@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
-from sightline.watch import compiled, follow, hf, state, unseen
+from sightline.watch import compiled, hf, state, unseen
 from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
 from sightline.watch.fast import is_plain_layer
 from sightline.watch.folder import Writer
+from sightline.watch.follow import Following
 from sightline.watch.grow import Layer, Part
 from sightline.watch.mode import WatchMode
 from sightline.watch.portable import bias_heads, mask_heads, mask_to
@@ -42,7 +43,7 @@ class Looked(NamedTuple):
     first_key: int
 
 
-class Watcher:
+class Watcher(Following):
     """Between entering and leaving the block: hooks, hears, and gives back what it took."""
 
     def __init__(
@@ -72,11 +73,7 @@ class Watcher:
         self.counts: dict[str, int] = {}  # calls of each module in this pass
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
-        self.follow, self.search = follow.Follow(), follow.search()
-        self.lost: str | None = None  # why the run is not followed any more
-        self.said: set[str] = set()
-        self.read: Tensor | None = None  # the ids when this pass began
-        self.tokens: dict[int, int] = {}  # how many they were, for each pass
+        self.begin_following()
         self.repeats: tuple[Tensor, Tensor] | None = None
 
     def __enter__(self) -> Seen:
@@ -109,6 +106,7 @@ class Watcher:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._settle()
+        self._let_go(self.layers)
         self.stack.close()
         self.ship.close()
         self.tables.clear()
@@ -120,14 +118,15 @@ class Watcher:
             self._say_if_nothing()
 
     def _say_if_nothing(self) -> None:
-        if self.seen.layers or self.seen.unseen:
-            unseen.say(self.seen.unseen, stacklevel=3)
+        idle = self.layers.idle(list(self.order))
+        unseen.say(self.seen.unseen, stacklevel=3)
+        if (self.seen.layers or self.seen.unseen) and not idle:
             if not self.seen.layers:
                 self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
             return
         if self.order:
             text = explain(
-                f"sl.watch chose no layer ({self.layers})",
+                f"sl.watch chose no layer (layers={idle})" if idle else f"sl.watch chose no layer ({self.layers})",
                 expected="one of the layers that ran",
                 got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
                 hint="layers=None for all",
@@ -141,7 +140,8 @@ class Watcher:
                 hint="attention written out by hand (matmul and softmax) cannot be seen: use "
                 "F.scaled_dot_product_attention, or sl.observe",
             )
-        self.seen._empty = text
+        if not self.seen.layers:
+            self.seen._empty = text
         warnings.warn(text, UserWarning, stacklevel=3)
 
     # What happens in the model.
@@ -179,10 +179,8 @@ class Watcher:
     def _begins(self) -> None:
         """A pass begins: somebody outside the model calls it, or a part of it."""
         self._settle()
-        self.search = follow.search()
         self.passes += 1
-        self.read = self.reader.ids
-        self.tokens[self.passes] = 0 if self.read is None else self.read.shape[-1]
+        self._follow_pass()
         self.counts = {}
         self.continues = False
         self.repeats = None
@@ -194,8 +192,18 @@ class Watcher:
         return self.names.get(id(module))
 
     def wants(self, name: str) -> bool:
-        index = self.order.setdefault(name, len(self.order))
-        return self.layers(name, index)
+        if name not in self.order:
+            self.order[name] = len(self.order)
+            self._let_go(self.layers.may)
+        return self.layers.may(name, self.order[name], len(self.order))
+
+    def _let_go(self, chosen: Callable[[str, int, int], bool]) -> None:
+        """Drop the layers that were looked at because they could have been among the last."""
+        if self.layers.back:
+            names = list(self.order)
+            for layer in self._followed():
+                if not chosen(names[layer.index], layer.index, len(names)):
+                    self._drop(layer.name)
 
     def note(self, name: str, first_query: int, end_key: int) -> str:
         """A call of a layer, watched or not: what it is called, and whether it goes on with what was there."""
@@ -215,57 +223,11 @@ class Watcher:
         self.reader.settle(self.continues)
         return full
 
-    def _joins(self, full: str, first_query: int, end_key: int) -> None:
-        """Whether a call goes on where the passes before ended, takes something back, or is of another run."""
-        turn = self._turn_beyond(first_query)
-        if 0 < first_query == end_key:
-            if self.search == follow.BEAMS:
-                self._lose(self.passes, follow.MOVED)
-            self.continues = self.lost is None
-        elif self.continues:
-            if first_query > end_key:
-                self._say_unseen(full, follow.APART)
-        elif first_query > 0 and self.search:
-            self._lose(turn, follow.CROPPED if first_query < end_key else follow.APART)
-        elif 0 < first_query < end_key and any(layer.parts[0].turn < turn for layer in self._followed()):
-            self._lose(turn, follow.CROPPED)
-        else:
-            self._restart()
-
-    def _followed(self) -> list[Layer]:
-        return [layer for layer in self.seen._layers.values() if isinstance(layer, Layer)]
-
-    def _turn_beyond(self, key: int) -> int:
-        """The first pass that reached beyond a key: it is in doubt if the run goes on from there."""
-        parts = [part for layer in self._followed() if layer.kind == "self" for part in layer.parts]
-        return min([self.passes, *(part.turn for part in parts if part.end_key > key)])
-
-    def _settle(self) -> None:
-        """A pass is over: were the keys in its caches those that had been seen?"""
-        if self.follow.moved() and self.lost is None:
-            self._lose(self.passes, follow.MOVED)
-
-    def _lose(self, turn: int, why: str) -> None:
-        """Stop following the run: what was seen before this pass still holds and stays, the rest goes."""
-        self.lost = why
-        self.reader.back(self.read, self.tokens.get(turn, 0))
-        for layer in self._followed():
-            if layer.parts[-1].turn >= turn:
-                if not layer.back(turn):
-                    self._drop(layer.name)
-                self._say_unseen(layer.name, why)
-
-    def _drop(self, name: str) -> None:
-        del self.seen._layers[name]
-        if self.writer is not None:
-            self.writer.drop(name)
-
-    def _say_unseen(self, name: str, why: str) -> None:
-        layer = self.seen._layers.get(name)
-        left = f"only its first {layer.queries} queries" if isinstance(layer, Layer) else "nothing"
-        self.said.add(name)
-        self.seen._unseen.setdefault(name, f"{f'{self.search}: ' if self.search else ''}{why}; {left} can be seen")
-
+        idle = self.layers.idle(list(self.order))
+        unseen.say(self.seen.unseen, stacklevel=3)
+        if (self.seen.layers or self.seen.unseen) and not idle:
+            if not self.seen.layers:
+                self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
@@ -282,11 +244,7 @@ class Watcher:
                 stacklevel=2,
             )
         self.seen._layers.clear()
-        for name in self.said:
-            self.seen.unseen.pop(name, None)
-        self.said.clear()
-        self.lost = None
-        self.follow.restart()
+        self._follow_anew()
         self.seen.meta["runs"] += 1
         self.ends.clear()
         self.reader.restart()
@@ -298,11 +256,7 @@ class Watcher:
         end_key = first_key + s.keys
         full = self.note(name, first_query, end_key)
         layer = self.seen._layers.get(full)
-        if self.lost is None and isinstance(layer, Layer) and layer.parts[-1].call.sizes.batch != s.batch:
-            self._lose(self.passes, follow.BATCH)
-        if self.lost is not None:
-            self._say_unseen(full, self.lost)
-        if full in self.said:
+        if not self._is_followed(full, s.batch):
             return
         heads = self.heads(name, s.heads)
         if heads is not None:
