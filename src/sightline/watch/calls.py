@@ -66,7 +66,8 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         # A static cache is longer than what it holds.
         k, keys = k[..., : span.keys, :], span.keys
         table = table[..., :keys] if table.shape[-1] > 1 else table
-    if rule is not None and table.dtype == torch.bool:
+    q, k, _, table, lse = _one_head(q, k, k, table, caught.lse, bool(given.get("enable_gqa", False)))
+    if rule is not None and table is not None and table.dtype == torch.bool:
         mask, bias, sees, said = rule.mask, None, rule.sees, None
     else:
         mask, bias, sees = _read(who, table, q, k)
@@ -75,8 +76,22 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if flag:
         mask = causal("end" if queries == keys else "start")
     first = position(who, queries, keys, said, first)
-    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, row=caught.lse, sees=sees))
+    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, row=lse, sees=sees))
     return out
+
+
+def _one_head(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lse: Tensor | None, grouped: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Torch's attention over [batch, time, dim], or [time, dim], has one head; its table and lse are as they need be."""
+    if max(q.dim(), k.dim(), v.dim()) > 3 or (grouped and q.dim() == 3 and q.shape[0] != k.shape[0]):
+        return q, k, v, table, lse  # the axis before time is of heads
+    four = [t[:, None] if t.dim() == 3 else t[None, None] for t in (q, k, v)]
+    if table is not None and table.dim() == 3:
+        table = table[:, None]
+    if lse is not None and lse.dim() < 3:
+        lse = lse[:, None] if lse.dim() == 2 else lse[None, None]
+    return four[0], four[1], four[2], table, lse
 
 
 def compact(
