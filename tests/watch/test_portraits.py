@@ -133,3 +133,40 @@ def test_a_model_that_does_not_say_how_many_tokens_it_knows():
 
     with pytest.raises(InputError, match="how many tokens"):
         induction(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+def test_a_sink_changes_no_entropy_and_no_distance(padding):
+    """Of the keys among each other: the mean over real queries of their weights divided by their sum."""
+    model, given = tiny.model("gpt-oss", "eager"), tiny.inputs("gpt-oss", padding, length=11)
+    with torch.no_grad():
+        maps = model(**given, output_attentions=True).attentions
+        with watch(model) as seen, watch(model, keep_qk=True, stats=("overview", "shares")) as kept:
+            model(**given)
+    portraits = seen.portraits()  # before anything else is asked of the sights, and kept
+    real = given["attention_mask"].bool()
+    gap = (torch.arange(11)[:, None] - torch.arange(11)).abs()
+    for layer, (name, weights) in enumerate(zip(seen.layers, maps)):
+        weights = weights.double() * real[:, None, :, None]
+        left = weights.sum(-1)
+        assert left[left > 0].min() < 0.5, "the sink takes something"
+        share = weights / left[..., None].clamp_min(1e-30)
+        rows = real[:, None].expand_as(left)
+        want = {"entropy": torch.special.entr(share).sum(-1), "distance": (share * gap).sum(-1)}
+        want |= {"same": weights.diagonal(dim1=-2, dim2=-1)}
+        for account in (seen, kept):
+            sight = account[name]
+            torch.testing.assert_close(
+                (sight.sink_share.double() + left)[rows], torch.ones(int(rows.sum())).double(), atol=1e-5, rtol=0
+            )
+            torch.testing.assert_close(sight.entropy.double()[rows], want["entropy"][rows], atol=1e-5, rtol=0)
+            torch.testing.assert_close(sight.distance.double()[rows], want["distance"][rows], atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                account.shares(name)["same"].double()[rows], want["same"][rows], atol=1e-5, rtol=0
+            )
+        for portrait in portraits[4 * layer : 4 * layer + 4]:
+            for measure, values in want.items():
+                mean = values[:, portrait.head][real].mean().item()
+                assert getattr(portrait, measure) == pytest.approx(mean, abs=1e-5), measure
+    q = torch.randn(1, 2, 7, 8)
+    assert torch.allclose(sl.look(q, q, sinks=torch.tensor([2.0, -1.0])).entropy, sl.look(q, q).entropy, atol=1e-6)

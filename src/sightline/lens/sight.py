@@ -115,7 +115,7 @@ class Sight:
 
     @property
     def entropy(self) -> Float[Tensor, "*batch heads queries"]:
-        """In nats, of each row's weights divided by their sum; 0 for an empty row."""
+        """In nats, of each row's weights divided by their sum, whatever a sink took; 0 for an empty row."""
         return self._shaped(self._get("entropy"))
 
     @property

@@ -23,7 +23,7 @@ from sightline.lens.html import cell_for
 from sightline.lens.levels import Levels
 from sightline.lens.requests import ROW_STATS, parse
 from sightline.lens.walk import see, walk
-from sightline.masks import Band, Mask
+from sightline.masks import Band
 from sightline.watch.shares import Place, shares
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
         cells = s.batch[0] * s.heads * s.queries * s.keys
         rows = list(wanted.rows)
         cross = place.query_position < 0
-        if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call.mask, s.queries):
+        if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call):
             rows.append("distance")
         if cells <= _WHOLE:
             weights = _whole(levels, rows, wanted, place, found)
@@ -119,9 +119,15 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
         return found
 
 
-def distance_is_known(mask: Mask | None, queries: int) -> bool:
-    """Whether the mean distance follows from what each key received: no key comes after its query, none is padding."""
-    return queries == 1 or (isinstance(mask, Band) and mask.right is not None and mask.right <= 0)
+def distance_is_known(call: Call) -> bool:
+    """Whether the mean distance follows from what each key received.
+
+    No key comes after its query, none is padding, and no sink has made the rows count differently.
+    """
+    mask = call.mask
+    if call.sinks is not None:
+        return False
+    return call.sizes.queries == 1 or (isinstance(mask, Band) and mask.right is not None and mask.right <= 0)
 
 
 def _whole(levels: Levels, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> Tensor | None:

@@ -83,7 +83,7 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
 def _one_head(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lse: Tensor | None, grouped: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Torch's attention over [batch, time, dim], or [time, dim], has one head; its table and lse are as they need be."""
+    """Torch's attention over [batch, time, dim] or [time, dim] has one head: all of it in four axes."""
     if max(q.dim(), k.dim(), v.dim()) > 3 or (grouped and q.dim() == 3 and q.shape[0] != k.shape[0]):
         return q, k, v, table, lse  # the axis before time is of heads
     four = [t[:, None] if t.dim() == 3 else t[None, None] for t in (q, k, v)]

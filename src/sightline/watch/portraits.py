@@ -126,7 +126,8 @@ def _distance(layer: LayerLike) -> list[float] | None:
     _, _, queries, keys = sight.shape
     if received is None or real_keys(sight._call.mask, keys, received.device) is not None:
         return None
-    # A sink takes weight from a row: the places count with what is left of it.
+    if sight._call.sinks is not None:
+        return None  # a sink takes more of one row than of another: what keys received is no mean over rows
     weights = sight._due().double()
     places = torch.arange(queries, dtype=torch.float64) + keys - queries
     looks = (received.double() * torch.arange(keys)).sum(-1)
