@@ -14,6 +14,8 @@ import watch_cases as tiny
 from sightline.errors import InputError
 from sightline.watch import watch
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*attended without being seen:UserWarning")
+
 
 class Layer(nn.Module):
     def forward(self, q, k):
@@ -161,7 +163,7 @@ def test_what_cannot_run_twice_is_named(why, backend):
         model[0].total.zero_()
         calls.clear()
         if why in ("dropout", "buffer"):
-            with pytest.warns(UserWarning, match="saw no attention"), watch(model) as seen:
+            with pytest.warns(UserWarning, match="attended without being seen"), watch(model) as seen:
                 out = model(x)
         else:
             with watch(model) as seen:

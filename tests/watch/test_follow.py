@@ -12,6 +12,8 @@ from sightline.watch import load, watch
 from sightline.watch.follow import Follow, marks
 from watch_cases import STATS, check_statistics
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*attended without being seen:UserWarning")
+
 LENGTH, STEPS = 11, 6
 
 
@@ -42,6 +44,7 @@ def watched(model, given, run=run, **options):
         plain = run(model, given, **options)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # nor is it taken for a second run
+            warnings.filterwarnings("ignore", ".*attended without being seen")
             with watch(model, stats=STATS, keep_qk=keep) as seen:
                 ids = run(model, given, **options)
     assert torch.equal(plain, ids)

@@ -154,7 +154,7 @@ def test_grouped_heads_and_other_ranks():
 
     for q, k, shape in (
         (torch.randn(2, 6, 5, 8), torch.randn(2, 2, 5, 8), (2, 6, 5, 5)),
-        (torch.randn(6, 5, 8), torch.randn(6, 5, 8), (1, 6, 5, 5)),
+        (torch.randn(6, 5, 8), torch.randn(6, 5, 8), (6, 1, 5, 5)),
         (torch.randn(5, 8), torch.randn(5, 8), (1, 1, 5, 5)),
         (torch.randn(2, 3, 6, 5, 8), torch.randn(2, 3, 6, 5, 8), (6, 6, 5, 5)),
     ):

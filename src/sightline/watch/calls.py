@@ -65,7 +65,7 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if span is not None and span.keys < keys:
         # A static cache is longer than what it holds.
         k, keys = k[..., : span.keys, :], span.keys
-        table = table[..., :keys] if table.shape[-1] > 1 else table
+        table = table[..., :keys] if table is not None and table.shape[-1] > 1 else table
     q, k, _, table, lse = _one_head(q, k, k, table, caught.lse, bool(given.get("enable_gqa", False)))
     if rule is not None and table is not None and table.dtype == torch.bool:
         mask, bias, sees, said = rule.mask, None, rule.sees, None

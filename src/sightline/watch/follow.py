@@ -110,7 +110,7 @@ class Following:
     def _follow_anew(self) -> None:
         """A new run: what was said of the one before is of no interest."""
         for name in self.said:
-            self.seen.unseen.pop(name, None)
+            self.seen._unseen.pop(name, None)
         self.said.clear()
         self.lost = None
         self.follow.restart()
@@ -172,4 +172,4 @@ class Following:
         layer = self.seen._layers.get(name)
         left = f"only its first {layer.queries} queries" if isinstance(layer, Layer) else "nothing"
         self.said.add(name)
-        self.seen.unseen.setdefault(name, f"{f'{self.search}: ' if self.search else ''}{why}; {left} can be seen")
+        self.seen._unseen.setdefault(name, f"{f'{self.search}: ' if self.search else ''}{why}; {left} can be seen")

@@ -103,8 +103,8 @@ class Attending:
         if who is None:
             if lazy is not None and (before := audience(module, again=True)) is not None and self._compact(before):
                 # What checkpointing runs again for its gradients is what it ran before.
-                options = (kwargs.get("scaling"), kwargs.get("dropout", 0.0))
-                again = compact(None, query, key, value, lazy, *options, **_options(kwargs))
+                scale, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
+                again = compact(None, query, key, value, lazy, scale, dropout, **_options(kwargs))
                 return again.transpose(1, 2).contiguous(), None
             mask = attention_mask if lazy is None else lazy.written()
             return self.function(module, query, key, value, mask, *args, **kwargs)
@@ -161,10 +161,10 @@ class Attending:
             bias = more if bias is None else bias if more is None else bias + more
             first, first_key = position(who, query.shape[-2], key.shape[-2], is_causal, None), 0
         looked = look(query, k, v, mask, bias, kwargs.get("scaling"), first, first_key, **options)
-        why, known = None, verify.is_known(self.function)
-        if (not known or self.name == "eager") and verify.is_due(who, known):
+        why, trusted = None, verify.is_known(self.function)
+        if (not trusted or self.name == "eager") and verify.is_due(who, trusted):
             again = partial(self.function, module, query, key, value, given, *args, **kwargs)
-            why = verify.doubt(looked, v, again, result, kwargs.get("dropout", 0.0), known)
+            why = verify.doubt(looked, v, again, result, kwargs.get("dropout", 0.0), trusted)
         verify.record(who, looked, why)
         return result
 

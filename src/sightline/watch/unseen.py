@@ -69,7 +69,7 @@ def _gone(marks: dict, key: int, ref: weakref.ref) -> None:
 
 def miss(watcher: Watcher, name: str, reason: str) -> None:
     """A module attended and was not caught: a watch that chose it says so. The first reason counts."""
-    if watcher.layers(name, watcher.order.get(name, _UNCOUNTED)):
+    if watcher.layers(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
         watcher.seen._unseen.setdefault(name, reason)
 
 

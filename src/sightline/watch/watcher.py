@@ -118,7 +118,7 @@ class Watcher(Following):
             self._say_if_nothing()
 
     def _say_if_nothing(self) -> None:
-        idle = self.layers.idle(list(self.order))
+        idle = self.layers.idle(list(dict.fromkeys([*self.order, *self.seen.unseen])))
         unseen.say(self.seen.unseen, stacklevel=3)
         if (self.seen.layers or self.seen.unseen) and not idle:
             if not self.seen.layers:
@@ -223,11 +223,6 @@ class Watcher(Following):
         self.reader.settle(self.continues)
         return full
 
-        idle = self.layers.idle(list(self.order))
-        unseen.say(self.seen.unseen, stacklevel=3)
-        if (self.seen.layers or self.seen.unseen) and not idle:
-            if not self.seen.layers:
-                self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
