@@ -34,7 +34,7 @@ def there_and_back(sight: sl.Sight, folder: Path, **options: bool) -> sl.Sight:
 
 
 def agree(sight: sl.Sight, loaded: sl.Sight) -> None:
-    """What was saved to the bit; what is computed from it but for the last bits, which memory's alignment may decide."""
+    """What was saved to the bit; what is computed from it but for the last bits, which the place in memory decides."""
     assert loaded.shape == sight.shape
     assert same(sight._row, loaded._row)
     assert same(sight._call.q, loaded._call.q)
