@@ -118,7 +118,7 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
 def _shares(sight: Sight, batch: int, layer: Layer) -> dict[str, np.ndarray]:
     """The mean weight of the first, the previous and the same token, over all queries that see something.
 
-    The first token has no previous one. What a sink takes is no token's.
+    What a sink takes is no token's.
     """
     offset, queries, keys = layer.keys - layer.queries, layer.queries, layer.keys
     sees = _member(sight._due(), batch, layer) > 0
@@ -143,8 +143,7 @@ def _shares(sight: Sight, batch: int, layer: Layer) -> dict[str, np.ndarray]:
             at = for_rows + offset + shift - columns.start
             inside = (at >= 0) & (at < tile.shape[-1])
             total_of += tile[:, (for_rows - band.start)[inside], at[inside]].sum(-1)
-    after = np.maximum(total - 1, 1)
-    return {"first": first / total, "previous": previous / after, "same": same / total}
+    return {"first": first / total, "previous": previous / total, "same": same / total}
 
 
 def _visible(sight: Sight, batch: int) -> np.ndarray:
