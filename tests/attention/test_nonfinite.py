@@ -184,3 +184,25 @@ def test_a_gradient_over_several_tiles(name):
     assert k.grad[..., ~others, :].isfinite().all()
     assert v.grad[..., ~others, :].isfinite().all()
     assert not q.grad[..., sees, :].isfinite().all(-1).any()
+
+
+def test_keys_beyond_the_last_query_of_a_causal_map():
+    """Aligned at the start, the kernel stops at the last query, and leaves keys over where 32 would not."""
+    q, k, v = inputs(1, queries=4, keys=32, dtype=torch.float32)
+    q[..., 1, 0] = torch.nan
+    out = sl.attention(q, k, v, mask=sl.causal(align="start"))
+    assert out[..., 1, :].isnan().all()
+    assert out[..., [0, 2, 3], :].isfinite().all()
+
+
+def test_a_value_hidden_from_some_rows_reaches_no_gradient_of_theirs():
+    for length in (8, 16, 48):
+        q, k, v = (t.requires_grad_() for t in inputs(1, queries=length, keys=length, dtype=torch.float32))
+        with torch.no_grad():
+            v[..., length - 2, 0] = torch.inf
+        for mask in (sl.causal(), sl.padding([length - 2])):
+            out = sl.attention(q, k, v, mask=mask)
+            grads = torch.autograd.grad(out.square().sum(), (q, k, v))
+            assert grads[0][..., : length - 2, :].isfinite().all(), f"{length} by {mask}"
+            if not isinstance(mask, sl.masks.Band):  # no row reads it
+                assert all(g.isfinite().all() for g in grads), f"{length} by {mask}"

@@ -12,8 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from sightline.attention import sdpa, streaming
 from sightline.attention.call import make_call
 from sightline.attention.choose import BACKENDS, Choice, choose
-from sightline.attention.nonfinite import LANES, finite, unbounded, unreadable, zeros
-from sightline.attention.nonfinite import spoiled as spoiled
+from sightline.attention.nonfinite import LANES, finite, spoiled, unbounded, unreadable, zeros
 from sightline.attention.packing import HALF
 from sightline.attention.valueless import blank, valueless
 from sightline.masks import Band
@@ -71,8 +70,13 @@ def attention(
     usual = bias is None and scale is None and softcap is None and sinks is None and normalizer == "softmax"
     if usual and not dropout and backend == "auto" and not isinstance(q, FakeTensor):
         out = sdpa.shortcut(q, k, v, mask)
-        if out is not None and (not out.is_cpu or unreadable(out) or not _doubtful(q, k, v, mask, out)):
-            return out
+        if out is not None:
+            if not out.is_cpu or torch.compiler.is_compiling():
+                return out
+            if mask is None and k.shape[-2] % LANES == 0 and out.dtype not in HALF:
+                return out
+            if unreadable(out) or not _doubtful(q, k, mask, out):
+                return out
     call = make_call(
         q,
         k,
@@ -120,11 +124,12 @@ def _connected(call: Call, out: Tensor) -> Tensor:
     return out
 
 
-def _doubtful(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, out: Tensor) -> bool:
+def _doubtful(q: Tensor, k: Tensor, mask: MaskLike, out: Tensor) -> bool:
     """The same as `spoiled` for what the shortcut did, where every operation counts."""
     seen, keys = out, k.shape[-2]
     if seen.requires_grad:
-        if mask is not None and not finite(q, k, v):
+        # What is not finite in the values is seen in the output: here some row reads every key.
+        if mask is not None and not finite(q, k):
             return True
         seen = seen.detach()
     if isinstance(mask, Band) and seen.shape[-2] == 1:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sightline.attention import flex, sdpa, streaming
 from sightline.attention.api import run as run_backend
-from sightline.attention.api import spoiled
 from sightline.attention.choose import choose
 from sightline.attention.tiles import row_numbers
 from sightline.lens.levels import without_sink
@@ -31,8 +30,6 @@ def output_and_rows(call: Call, backend: str) -> tuple[Tensor, Float[Tensor, "*b
     both = None
     if call.normalizer.is_softmax and not call.dropout and choice in _WITH_LSE:
         both = _WITH_LSE[choice](call)
-        if both is not None and spoiled(call, both[0]):
-            both = streaming.run_with_rows(call, careful=True)
     if both is None:
         return run_backend(call, choice), rows_only(call)
     return both[0], keys_alone(call, both[1].detach())
