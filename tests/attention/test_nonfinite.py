@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -206,3 +208,23 @@ def test_a_value_hidden_from_some_rows_reaches_no_gradient_of_theirs():
             assert grads[0][..., : length - 2, :].isfinite().all(), f"{length} by {mask}"
             if not isinstance(mask, sl.masks.Band):  # no row reads it
                 assert all(g.isfinite().all() for g in grads), f"{length} by {mask}"
+
+
+def test_a_compiled_graph_gives_what_torchs_kernel_gives() -> None:
+    """There values are not looked at: what is hidden may reach rows of the same tile, as in torch's own call."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in "qkv")
+    with torch.no_grad():
+        v[:, :, 6] = torch.nan
+
+    def results(function) -> list[torch.Tensor]:
+        out = function(q, k, v)
+        return [out.detach(), *torch.autograd.grad(out[:, :, 8].sum(), (q, k, v))]
+
+    options = {"fullgraph": True, "backend": "aot_eager"}
+    compiled = torch.compile(lambda q, k, v: sl.attention(q, k, v, mask=sl.causal()), **options)
+    plain = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
+    for found, torchs in zip(results(compiled), results(plain), strict=True):
+        torch.testing.assert_close(found, torchs, equal_nan=True)
+    eager = sl.attention(q, k, v, mask=sl.causal())
+    assert eager[:, :, :6].isfinite().all(), "outside of a graph it reaches only the rows that see it"
