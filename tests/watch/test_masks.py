@@ -262,3 +262,17 @@ def test_the_lse_is_caught_beside_the_output():
     with Catch() as caught:
         torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
     assert caught.lse is None, "the kernel that drops weights gives none"
+
+
+def test_rows_beside_which_scores_are_lost_are_not_left_to_the_kernels(monkeypatch):
+    """They measure such rows in another rounding than single cells are computed in."""
+    from sightline.lens import on_gpu
+
+    q, k = (torch.randn(1, 2, 9, 8) for _ in "qk")
+    bias = torch.zeros(9, 9)
+    bias[2:5] = -1e9
+    sight = sl.look(q, k, bias=bias)
+    monkeypatch.setattr(on_gpu, "can", lambda call: True)
+    monkeypatch.setattr(on_gpu, "rest", lambda levels: torch.full_like(levels.row, 64.0))
+    got = weights_at(sight._levels, 0)
+    torch.testing.assert_close(got, sight.tile(slice(0, 9), slice(0, 9)).diagonal(dim1=-2, dim2=-1))

@@ -61,8 +61,7 @@ def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tupl
 
 def _pass(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
     call = levels.call
-    # The kernels add a bias before they scale: what is left of scores beside -1e9 would be another rounding's.
-    if on_gpu.can(call) and not (isinstance(call.bias, Tensor) and levels.coarse):
+    if on_gpu.takes(levels):
         both = on_gpu.run(levels, job)
         if both is not None:
             found, grids = both

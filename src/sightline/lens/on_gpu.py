@@ -42,6 +42,14 @@ def can(call: Call) -> bool:
     )
 
 
+def takes(levels: Levels) -> bool:
+    """Whether the kernels do a call whose rows are known.
+
+    They add a bias before they scale: what is left of scores beside -1e9 would be another rounding's.
+    """
+    return can(levels.call) and not (isinstance(levels.call.bias, Tensor) and levels.coarse)
+
+
 def for_kernels(call: Call) -> bool:
     """Whether queries and keys are such that kernels can read them."""
     s = call.sizes

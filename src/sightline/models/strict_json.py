@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import stat
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from sightline import files
 from sightline.lens.limits import readable
 from sightline.models.checkpoint import CheckpointError, refused
 
@@ -70,17 +69,9 @@ def parse_any(content: bytes, name: str) -> Any:
     [1, 2]
     """
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_doubles)
-    except (ValueError, RecursionError) as error:
+        return files.parse_json(content, nan=True)
+    except ValueError as error:
         raise _not_understood(name, str(error) or type(error).__name__) from error
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key[:80]!r} twice")
-    return found
 
 
 def _not_understood(name: str, got: str) -> CheckpointError:

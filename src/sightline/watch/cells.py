@@ -89,7 +89,7 @@ def _weights(levels: Levels, scores: Tensor, rows: slice, seen: Tensor | None) -
     if not call.normalizer.is_softmax:
         return call.normalizer.weights(scores[..., None], number[..., None], seen)[..., 0]
     log = scores - level_of(number)
-    if on_gpu.can(call):
+    if on_gpu.takes(levels):
         log -= on_gpu.rest(levels)[..., rows]
     elif levels.any(rows):
         log -= levels.rest(rows)
