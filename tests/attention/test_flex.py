@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -110,7 +112,7 @@ OPTIONS = {
 def test_its_rules_run_eagerly_give_the_definition(monkeypatch, options):
     from torch.nn.attention.flex_attention import flex_attention
 
-    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "_compiled", lambda kind, scale: partial(flex_attention, scale=scale))
     q, k, v = inputs(2, heads=4, kv_heads=2, queries=6, keys=9, dim=16, dtype=torch.float32)
     out, lse = flex.run_with_lse(make_call(q, k, v, **options))
     torch.testing.assert_close(out, reference.matrix_view(q, k, v, **options))
@@ -134,7 +136,7 @@ def test_an_older_torch_is_asked_for_the_lse_in_its_own_way(monkeypatch):
         asked.update(options)
         return q, q[..., 0]
 
-    monkeypatch.setattr(flex, "_compiled", lambda: older)
+    monkeypatch.setattr(flex, "_compiled", lambda kind, scale: older)
     q, k, v = inputs(2, heads=4, queries=6, keys=6, dim=16, dtype=torch.float32)
     out, lse = flex.run_with_lse(make_call(q, k, v))
     assert asked["return_lse"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from sightline.attention import sdpa, streaming
 from sightline.attention.call import make_call
-from sightline.attention.choose import BACKENDS, Choice, choose
+from sightline.attention.choose import BACKENDS, Choice, choose, done
 from sightline.attention.nonfinite import LANES, finite, spoiled, unbounded, unreadable, zeros
 from sightline.attention.packing import HALF
 from sightline.attention.valueless import blank, valueless
@@ -89,7 +90,7 @@ def attention(
         normalizer=normalizer,
         dropout=dropout,
     )
-    out = run(call, choose(call, backend).backend)
+    out = done(call, backend, partial(run, call))
     return out[0] if q.dim() == 2 else out
 
 

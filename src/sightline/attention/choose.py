@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sightline.attention.call import Call
+
+
+T = TypeVar("T")
 
 
 class Choice(NamedTuple):
@@ -92,6 +95,16 @@ def choose(call: Call, backend: str = "auto") -> Choice:
             )
         )
     return Choice(backend, "asked for by name")
+
+
+def done(call: Call, backend: str, run: Callable[[str], T]) -> T:
+    """What a call gives by the backend for it; where that turns out unable and nobody asked for it, by the next one."""
+    try:
+        return run(choose(call, backend).backend)
+    except flex.NotCompiled:
+        if backend != "auto":
+            raise
+    return run(choose(call, backend).backend)
 
 
 def _auto(call: Call) -> Choice:

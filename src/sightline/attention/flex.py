@@ -1,7 +1,10 @@
 """The backend of torch's FlexAttention: structured masks, soft-cap, ALiBi and sinks in one compiled GPU kernel.
 
 The tiles to visit come from our own masks, so a queries x keys table never exists. Needs a CUDA device and
-torch.compile; the first call for a new kind of mask compiles for some seconds.
+torch.compile; the first call for a new kind of mask compiles for some seconds, and what was compiled does every length.
+
+Left to itself torch goes on without compiling when it has compiled a function a few times, and then writes the whole
+map out. So every kind of call has a function of its own to compile, and one that cannot be compiled is refused.
 
 Limits: softmax, no dropout, no gradient for a dense bias. Tested on an H200 with torch 2.11.
 """
@@ -9,7 +12,7 @@ Limits: softmax, no dropout, no gradient for a dense bias. Tested on an H200 wit
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from sightline.attention.fused import with_sinks
 from sightline.attention.kept import Kept
+from sightline.errors import BackendError, explain
 from sightline.masks import EMPTY, FULL, Mask, edges
 
 if TYPE_CHECKING:
@@ -44,6 +48,8 @@ def refuses(call: Call) -> str | None:
         return "FlexAttention takes no empty tensors"
     if min(s.dim, s.value_dim) < 16:
         return "FlexAttention needs a head of at least 16"
+    if _refused and (why := _refused.get(_kind(call))) is not None:
+        return f"torch.compile refused FlexAttention for such a call: {why}"
     return None
 
 
@@ -56,16 +62,27 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
     """The output and the lse (natural logarithm), sinks included."""
     s = call.sizes
     q, k, v = (t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k, call.v))
-    out, aux = _compiled()(
-        q,
-        k,
-        v,
-        score_mod=_score_mod(call),
-        block_mask=_block_mask(call),
-        scale=call.scale,
-        enable_gqa=s.heads != s.kv_heads,
-        **_with_lse(),
-    )
+    kind = _kind(call)
+    try:
+        out, aux = _compiled(kind, call.scale)(
+            q,
+            k,
+            v,
+            score_mod=_score_mod(call),
+            block_mask=_block_mask(call),
+            enable_gqa=s.heads != s.kv_heads,
+            **_with_lse(),
+        )
+    except torch._dynamo.exc.TorchDynamoException as error:
+        _refused[kind] = str(error).strip().splitlines()[0]
+        raise NotCompiled(
+            explain(
+                "torch.compile refused FlexAttention for this call",
+                expected="a kernel for it",
+                got=_refused[kind],
+                hint='backend="auto", which then chooses another one',
+            )
+        ) from error
     lse = getattr(aux, "lse", aux)
     out, lse = out.reshape(*s.batch, *out.shape[1:]), lse.reshape(*s.batch, *lse.shape[1:])
     if call.sinks is not None:
@@ -73,11 +90,40 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
     return out, lse
 
 
+class NotCompiled(BackendError):
+    """There is no compiled kernel for a call; run as it is, FlexAttention would write the whole map out."""
+
+
+# Kinds of calls that torch.compile has refused, and why.
+_refused: dict[Hashable, str] = {}
+
+
+def _kind(call: Call) -> Hashable:
+    """What a compiled FlexAttention depends on: everything about a call but its lengths."""
+    s, gradients = call.sizes, torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
+    mods = tuple(None if mod is None else _code(mod) for mod in (_score_mod(call), _mask_mod(call)))
+    return call.q.dtype, call.device, s.dim, s.value_dim, s.heads == s.kv_heads, gradients, mods
+
+
+def _code(thing: Any) -> Hashable:
+    """What a function does, as far as a compiler can tell: its code, and of what it refers to that, or the type."""
+    if not callable(thing) or not hasattr(thing, "__code__"):
+        kind: Hashable = (thing.dtype, thing.dim()) if isinstance(thing, Tensor) else type(thing).__name__
+        return kind
+    return thing.__code__, *(_code(cell.cell_contents) for cell in thing.__closure__ or ())
+
+
 @functools.cache
-def _compiled() -> Callable[..., Any]:
+def _compiled(kind: Hashable, scale: float) -> Callable[..., Any]:
+    """A compiled FlexAttention for one kind of call: torch counts what it compiles for each piece of code.
+
+    The scale is written into the code: beside it, it would be a number that may change, which FlexAttention cannot take.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    names: dict[str, Any] = {"flex_attention": flex_attention}
+    exec(f"def attend(*given, **options):\n    return flex_attention(*given, scale={scale!r}, **options)", names)
+    return torch.compile(names["attend"], dynamic=True, fullgraph=True)
 
 
 def _with_lse() -> dict[str, Any]:
@@ -90,9 +136,10 @@ def _with_lse() -> dict[str, Any]:
 
 
 def _score_mod(call: Call) -> Callable[..., Tensor] | None:
-    cap, bias, s = call.softcap, call.bias, call.sizes
-    if cap is None and bias is None:
+    bias, s = call.bias, call.sizes
+    if call.softcap is None and bias is None:
         return None
+    cap = None if call.softcap is None else _number(call.softcap, call.device)
     slopes = getattr(bias, "slopes", None)
     table = None
     if isinstance(bias, Tensor):
@@ -114,6 +161,17 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
         return score
 
     return mod
+
+
+@functools.lru_cache(maxsize=64)
+def _number(value: float, device: torch.device) -> Tensor:
+    """A number that may be another one next time: torch would compile anew for every value of its own."""
+    return torch.tensor(value, device=device)
+
+
+def _mask_mod(call: Call) -> Callable[..., Tensor] | None:
+    blocks = _block_mask(call)
+    return None if blocks is None else blocks.mask_mod
 
 
 def _block_mask(call: Call) -> Any:

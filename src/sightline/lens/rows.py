@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sightline.attention import flex, sdpa, streaming
 from sightline.attention.api import run as run_backend
-from sightline.attention.choose import choose
+from sightline.attention.choose import done
 from sightline.attention.tiles import row_numbers
 from sightline.lens.levels import without_sink
 
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 def output_and_rows(call: Call, backend: str) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]]:
     """What `sl.attention` gives, and the row numbers; the numbers carry no gradient."""
-    choice = choose(call, backend).backend
-    both = None
-    if call.normalizer.is_softmax and not call.dropout and choice in _WITH_LSE:
-        both = _WITH_LSE[choice](call)
-    if both is None:
-        return run_backend(call, choice), rows_only(call)
-    return both[0], keys_alone(call, both[1].detach())
+
+    def run(choice: str) -> tuple[Tensor, Tensor]:
+        both = None
+        if call.normalizer.is_softmax and not call.dropout and choice in _WITH_LSE:
+            both = _WITH_LSE[choice](call)
+        if both is None:
+            return run_backend(call, choice), rows_only(call)
+        return both[0], keys_alone(call, both[1].detach())
+
+    return done(call, backend, run)
 
 
 @torch.no_grad()
@@ -58,6 +61,5 @@ def rows_only(call: Call, backend: str = "auto") -> Float[Tensor, "*batch heads 
     # The keys stand in for the values: the kernels give the lse only beside an output.
     bias = call.bias.detach() if isinstance(call.bias, Tensor) else call.bias
     call = call.replace(v=call.k, sizes=s._replace(value_dim=s.dim), bias=bias, sinks=None, dropout=0.0)
-    choice = choose(call, backend).backend
-    both = _WITH_LSE[choice](call) if choice in _WITH_LSE else None
+    both = done(call, backend, lambda choice: _WITH_LSE[choice](call) if choice in _WITH_LSE else None)
     return (streaming.run_with_rows(call) if both is None else both)[1]
