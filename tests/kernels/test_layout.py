@@ -6,8 +6,21 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.kernels.layout import Slots, Tiling, chunks, tiles_seen
-from sightline.lens import geometry, on_gpu
+from sightline.kernels.layout import (
+    TAKEN,
+    Columns,
+    Tiling,
+    aligned,
+    columns_of,
+    finer,
+    in_slots,
+    joined,
+    one_axis,
+    plain_rows,
+    rows_of,
+    tiles_seen,
+)
+from sightline.lens import geometry
 
 CPU = torch.device("cpu")
 MASKS = [sl.causal(), sl.causal(align="start"), sl.window(9, 4), sl.prefix(20), sl.documents(torch.arange(70) // 19)]
@@ -18,12 +31,12 @@ MASKS = [sl.causal(), sl.causal(align="start"), sl.window(9, 4), sl.prefix(20), 
 @pytest.mark.parametrize("sides", [False, True])
 def test_tiles_hold_every_row_that_sees_the_columns(mask, queries, sides):
     keys, tiling, width = 70, Tiling(16, 4, 4, 1), 8
-    rows, columns = Slots(0, queries, 1, queries), Slots(0, keys, 1, keys)
+    rows, columns = plain_rows(0, queries, 16), Columns(0, keys)
     intervals, table = None, torch.ones(queries, keys, dtype=torch.bool)
     if mask is not None:
         intervals = tuple(x.reshape(1, -1).int() for x in mask.intervals(queries, keys, CPU))
         table = mask.to_dense(queries, keys).reshape(queries, keys)
-    seen = tiles_seen(intervals, rows, columns, tiling, 16, 1, keys - queries, sides, CPU)
+    seen = tiles_seen(intervals, rows, columns, tiling, keys - queries, sides, CPU)
     for block, six in enumerate(seen[0].tolist()):
         assert six == sorted(six)
         begin, full_begin, across_begin, across_end, full_end, end = six
@@ -43,26 +56,84 @@ def test_tiles_hold_every_row_that_sees_the_columns(mask, queries, sides):
         assert sides or across_begin == across_end
 
 
-@pytest.mark.parametrize("size", [7, 10, 64])
+@pytest.mark.parametrize("size", [7, 10, 64, 93])
 def test_slots_of_pixels_of_unequal_size(size):
     axis = geometry.axis(slice(5, 98), size, None)
-    for slots in (on_gpu._rows(axis, CPU, 32), on_gpu._columns(axis, CPU)):
-        assert slots.edges is not None
-        cells = torch.arange(5, 99)
-        for cell, slot in zip(cells.tolist(), slots.slot(cells).tolist(), strict=True):
-            if cell == 98:
-                assert slot == slots.slots
-                continue
-            pixel, offset = divmod(slot, slots.pixel)
-            assert int(axis.edges[pixel]) + offset == cell
-            assert cell < axis.edges[pixel + 1]
+    rows = rows_of(axis.edges, 100, 32, CPU)
+    assert rows.slots % TAKEN == 0
+    assert rows.total % (rows.slots * 32 // TAKEN) == 0
+    assert not rows.in_place
+    cells = torch.arange(5, 99)
+    for cell, slot in zip(cells.tolist(), rows.slot(cells).tolist(), strict=True):
+        if cell == 98:
+            assert slot == rows.bins * rows.slots
+            continue
+        pixel, offset = divmod(slot, rows.slots)
+        assert int(axis.edges[pixel]) + offset == cell < axis.edges[pixel + 1]
+        assert rows.order[slot] == cell
+        assert rows.places[cell] == slot
+    assert (rows.order >= 0).sum() == 93
 
 
-@pytest.mark.parametrize("length, size, apart", [(16384, 512, 16), (16384, 8, 1), (2000, 512, 16), (700, 512, 32)])
-def test_a_chunk_is_whole_tiles(length, size, apart):
-    """Of several pixels at once, unless the pixels are large parts of the map."""
-    rows, tiling = on_gpu._rows(geometry.axis(slice(0, length), size, None), CPU, 64), Tiling(64, 128, 4, 3)
-    chunk, tiles = chunks(rows, tiling, True)
-    assert rows.apart == apart
-    assert chunk == tiles * 64 == rows.apart * rows.pixel
-    assert rows.pixel % (64 // rows.apart) == 0
+def test_queries_in_the_order_of_the_slots():
+    q = torch.randn(3, 40, 16)
+    rows = rows_of(geometry.axis(slice(4, 40), 5, None).edges, 40, 32, CPU)
+    found = in_slots(q, rows, 0)
+    real = rows.order >= 0
+    assert torch.equal(found[:, real], q[:, rows.order[real].long()])
+    assert not found[:, ~real].any()
+    regular = rows_of(geometry.axis(slice(0, 64), 8, None).edges, 64, 32, CPU)
+    assert regular.in_place
+    q = torch.randn(3, 64, 16)
+    assert in_slots(q, regular, 0) is q
+
+
+def test_every_column_knows_its_pixel():
+    edges = geometry.axis(slice(3, 50), 9, None).edges
+    columns = columns_of(edges, CPU)
+    assert (columns.start, columns.length, columns.bins) == (3, 47, 9)
+    for column, pixel in enumerate(columns.pixels.tolist(), start=3):
+        assert edges[pixel] <= column < edges[pixel + 1]
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (3, 2), (7, 1)])
+def test_pixels_in_parts_and_together_again(parts):
+    edges = geometry.axis(slice(2, 100), 9, None).edges
+    down, across = (finer(edges, n) for n in parts)
+    cells = torch.rand(100, 100)
+    sums = torch.stack([torch.stack([cells[a:b, c:d].sum() for c, d in pairs(across)]) for a, b in pairs(down)])
+    peaks = torch.stack([torch.stack([_largest(cells[a:b, c:d]) for c, d in pairs(across)]) for a, b in pairs(down)])
+    want = torch.stack([torch.stack([cells[a:b, c:d].sum() for c, d in pairs(edges)]) for a, b in pairs(edges)])
+    torch.testing.assert_close(joined(sums, *parts, largest=False), want)
+    want = torch.stack([torch.stack([cells[a:b, c:d].max() for c, d in pairs(edges)]) for a, b in pairs(edges)])
+    assert torch.equal(joined(peaks, *parts, largest=True), want)
+
+
+def pairs(edges):
+    return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+
+def _largest(cells):
+    return cells.max() if cells.numel() else torch.zeros(())
+
+
+ROOM = torch.randn(2, 3, 9, 40)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        ROOM[..., :16], ROOM[..., 8:24], ROOM[..., 1:17], ROOM[..., :20], ROOM[:, :, ::2, :24], ROOM[..., 0:32:2],
+        ROOM.transpose(1, 2)[..., :8], ROOM.transpose(0, 1)[..., :32], ROOM[:1, :1, :, :16].expand(2, 3, 9, 16),
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_memory_that_can_be_read_in_whole_pieces(x):
+    found = aligned(x)
+    assert torch.equal(found, x)
+    assert found.data_ptr() % 16 == 0
+    assert found.stride(-1) == 1
+    assert all(step % 8 == 0 for step in found.stride()[:-1])
+    flat = one_axis(found)
+    assert torch.equal(flat, x.flatten(0, 1))
+    assert flat.stride(1) % 8 == flat.stride(0) % 8 == 0

@@ -27,11 +27,10 @@ PICTURES = (
 @pytest.fixture
 def tile(monkeypatch):
     """Lays out every pass in tiles of some rows and columns."""
-    from sightline.kernels import layout, look
+    from sightline.kernels import layout
 
     def use(rows, columns):
-        for module in (layout, look):
-            monkeypatch.setattr(module, "default_tiling", lambda *_: layout.Tiling(rows, columns, 4, 1))
+        monkeypatch.setattr(layout, "default_tiling", lambda *_: layout.Tiling(rows, columns, 4, 1))
         on_gpu._goes.cache_clear()
 
     yield use

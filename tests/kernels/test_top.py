@@ -18,10 +18,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    from sightline.kernels import layout, look
+    from sightline.kernels import layout
 
-    for module in (layout, look):
-        monkeypatch.setattr(module, "default_tiling", lambda *_: layout.Tiling(32, 32, 4, 1))
+    monkeypatch.setattr(layout, "default_tiling", lambda *_: layout.Tiling(32, 32, 4, 1))
     on_gpu._goes.cache_clear()
     yield
     on_gpu._goes.cache_clear()

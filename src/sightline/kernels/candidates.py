@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sightline.kernels.launch import kernel
 from sightline.kernels.tile import HIDDEN, by_thread, keys_of_block, logs
 
 # The largest key there could be, for places that have none.
@@ -21,13 +22,15 @@ NOTHING_LEFT = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 ALL_BITS = tl.constexpr(0xFFFFFFFF)
 
 
-@triton.jit
+@kernel(unaligned=("SLOPES", "TABLE_PTR"))
 def gather(
-    Q, K, L, REST, FIRST, STOP, SLOPES, TABLE_PTR, BOUND, COUNTS, BEGINS, ENDS, LIST, EDGES, LOGS, OFFSETS,
+    Q, K, L, REST, FIRST, STOP, SLOPES, TABLE_PTR, BOUND, COUNTS, BEGINS, ENDS, LIST, LOGS, OFFSETS,
     OVER, OVER_COUNTS,
-    q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim, interval_batch,
-    table_batch, table_head, table_row, table_column,
-    heads, groups, queries, keys, scale2, cap2, first_row, rows, units, shares,
+    q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
+    interval_batch: tl.int64, table_batch: tl.int64, table_head: tl.int64, table_row: tl.int64,
+    table_column: tl.int64,
+    heads: tl.int32, groups: tl.int32, queries: tl.int32, keys: tl.int32, scale2: tl.float32, cap2: tl.float32,
+    first_row: tl.int32, rows: tl.int32, width: tl.int32, bins: tl.int32, units: tl.int32, shares: tl.int32,
     D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr,
     PARTS: tl.constexpr, FEW: tl.constexpr, STARTS: tl.constexpr, INTERVALS: tl.constexpr,
     TABLE: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -46,9 +49,9 @@ def gather(
         bin = tl.sum((tl.load(ENDS + map_id * BINS + tl.arange(0, BINS)) <= unit).to(tl.int32), 0)
     else:
         bin = tl.program_id(0) // shares
-    if bin < BINS:
-        begin, end = tl.load(EDGES + bin), tl.load(EDGES + bin + 1)
-        keys_of = K + b * k_batch + (h // groups) * k_head
+    if bin < bins:
+        begin, end = bin * width, tl.minimum((bin + 1) * width, keys)
+        keys_of = K + b * (k_batch * 8) + (h // groups) * (k_head * 8)
         left = tl.load(COUNTS + map_id * BINS + bin)
         list = (map_id * units + tl.load(BEGINS + map_id * BINS + bin)) * UNIT
         slope = 0.0
@@ -59,7 +62,7 @@ def gather(
         bit = tl.full([1], 1, tl.int32) << tl.arange(0, BN // 4)
         if FEW:
             column = begin + tl.arange(0, BN)
-            k = keys_of_block(keys_of, column, column < end, k_row, k_dim, D, DIM)
+            k = keys_of_block(keys_of, column, column < end, k_row, D, DIM)
             part_0 = (unit - tl.load(BEGINS + map_id * BINS + bin)) * PARTS
             part_end, step = tl.minimum(part_0 + PARTS, (left + BM - 1) // BM), 1
         else:
@@ -70,7 +73,7 @@ def gather(
             entry = tl.load(LIST + list + inner, mask=row_ok, other=0)
             row = first_row + entry // N
             q = tl.load(
-                Q + b * q_batch + h * q_head + row.to(tl.int64)[:, None] * q_row + dims[None, :] * q_dim,
+                Q + b * (q_batch * 8) + h * (q_head * 8) + row.to(tl.int64)[:, None] * (q_row * 8) + dims[None, :],
                 mask=row_ok[:, None] & (dims[None, :] < D), other=0.0,
             )  # fmt: skip
             lse2 = tl.load(L + map_id * queries + row, mask=row_ok, other=-HIDDEN)
@@ -86,12 +89,12 @@ def gather(
             place = row + (keys - queries)
             to = (map_id * rows * N + entry)[:, None] * N
             if FEW:
-                t = logs(q, k, lse2, row, row_ok, place, column, column < end, first, limit, slope, table, table,
-                         scale2, cap2, table_row, table_column, 0, 0,
-                         TABLE, False, False, TABLE, False, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+                t = logs(q, k, lse2, row, place, begin, column, column < end, first, limit, slope, table,
+                         table, scale2, cap2, table_row, table_column, 0, 0,
+                         False, False, TABLE, False, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
                 t = t - rest[:, None]
                 # Of each thread's columns those above the bound, as bits: seldom more than one or two of a row.
-                mine = tl.reshape(by_thread(t, BM, BN, BN), [BM, 4, BN // 4])
+                mine = by_thread(t, BM, BN)
                 word = tl.sum(tl.where(mine > bound[:, None, None], bit[None, None, :], 0), 2)
                 word = word.to(tl.uint32) & _below(limit - begin, lane)
                 if STARTS:
@@ -111,10 +114,11 @@ def gather(
             else:
                 best, best_key = _none(bound, BM, N)
                 for block in tl.range(0, (end - begin + BN - 1) // BN):
-                    column = begin + block * BN + tl.arange(0, BN)
-                    k = keys_of_block(keys_of, column, column < end, k_row, k_dim, D, DIM)
-                    t = _seen(q, k, lse2, rest, row, row_ok, place, column, first, limit, slope, table, scale2, cap2,
-                              table_row, table_column, STARTS, TABLE, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+                    start = begin + block * BN
+                    column = start + tl.arange(0, BN)
+                    k = keys_of_block(keys_of, column, column < end, k_row, D, DIM)
+                    t = _seen(q, k, lse2, rest, row, place, start, column, first, limit, slope, table, scale2,
+                              cap2, table_row, table_column, STARTS, TABLE, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
                     best, best_key = _insert(best, best_key, t, column)
                 to_all = to + tl.arange(0, N)[None, :]
                 some = best_key < keys
@@ -122,12 +126,14 @@ def gather(
                 tl.store(OFFSETS + to_all, tl.where(some, best_key - begin, 0), mask=row_ok[:, None])
 
 
-@triton.jit
+@kernel(unaligned=("SLOPES", "TABLE_PTR"))
 def near(
     Q, K, L, REST, FIRST, STOP, SLOPES, TABLE_PTR, BOUND, TOP_KEYS, TOP_WEIGHTS,
-    q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim, interval_batch,
-    table_batch, table_head, table_row, table_column,
-    heads, groups, queries, keys, scale2, cap2, first_row, rows, n,
+    q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
+    interval_batch: tl.int64, table_batch: tl.int64, table_head: tl.int64, table_row: tl.int64,
+    table_column: tl.int64,
+    heads: tl.int32, groups: tl.int32, queries: tl.int32, keys: tl.int32, scale2: tl.float32, cap2: tl.float32,
+    first_row: tl.int32, rows: tl.int32, n: tl.int32,
     D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, STARTS: tl.constexpr,
     INTERVALS: tl.constexpr, TABLE: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +146,7 @@ def near(
     if tl.max(row_ok.to(tl.int32), 0) > 0:
         dims = tl.arange(0, DIM)
         q = tl.load(
-            Q + b * q_batch + h * q_head + row.to(tl.int64)[:, None] * q_row + dims[None, :] * q_dim,
+            Q + b * (q_batch * 8) + h * (q_head * 8) + row.to(tl.int64)[:, None] * (q_row * 8) + dims[None, :],
             mask=row_ok[:, None] & (dims[None, :] < D), other=0.0,
         )  # fmt: skip
         lse2 = tl.load(L + map_id * queries + row, mask=row_ok, other=-HIDDEN)
@@ -155,14 +161,15 @@ def near(
         if ALIBI:
             slope = tl.load(SLOPES + h) * 1.4426950408889634
         table = TABLE_PTR + b * table_batch + h * table_head
-        keys_of = K + b * k_batch + (h // groups) * k_head
+        keys_of = K + b * (k_batch * 8) + (h // groups) * (k_head * 8)
         best, best_key = _none(tl.full([BM], HIDDEN / 2, tl.float32), BM, N)
         end = tl.max(limit, 0)
         for begin in tl.range(tl.min(first, 0), end, BN):
             column = begin + tl.arange(0, BN)
-            k = keys_of_block(keys_of, column, column < end, k_row, k_dim, D, DIM)
-            t = _seen(q, k, lse2, rest, row, row_ok, row + (keys - queries), column, first, limit, slope, table,
-                      scale2, cap2, table_row, table_column, STARTS, TABLE, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+            k = keys_of_block(keys_of, column, column < end, k_row, D, DIM)
+            t = _seen(q, k, lse2, rest, tl.minimum(row, queries - 1), row + (keys - queries), begin, column, first,
+                      limit, slope, table, scale2, cap2, table_row, table_column, STARTS, TABLE, ALIBI, SOFTCAP,
+                      PRECISION)  # fmt: skip
             best, best_key = _insert(best, best_key, t, column)
         packed = pack(tl.where(best_key < keys, best, HIDDEN), best_key)
         to = (map_id * queries + row) * n
@@ -177,17 +184,15 @@ def near(
 
 @triton.jit
 def _seen(
-    q, k, lse2, rest, row, row_ok, place, column, first, limit, slope, table, scale2, cap2, table_row, table_column,
+    q, k, lse2, rest, row, place, begin, column, first, limit, slope, table, scale2, cap2, table_row,
+    table_column,
     STARTS: tl.constexpr, TABLE: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The logarithms of a tile, hidden outside of what each row sees."""
-    t = logs(q, k, lse2, row, row_ok, place, column, column < tl.max(limit, 0), first, limit, slope, table, table,
-             scale2, cap2, table_row, table_column, 0, 0,
-             TABLE, False, False, TABLE, False, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
-    t = t - rest[:, None]
-    t = tl.where(column[None, :] < limit[:, None], t, HIDDEN)
-    if STARTS:
-        t = tl.where(column[None, :] >= first[:, None], t, HIDDEN)
+    t = logs(q, k, lse2, row, place, begin, column, column < tl.max(limit, 0), first, limit, slope, table,
+             table, scale2, cap2, table_row, table_column, 0, 0,
+             True, STARTS, TABLE, False, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+    t = tl.where(t > HIDDEN / 2, t - rest[:, None], HIDDEN)
     return t
 
 

@@ -1,41 +1,67 @@
-"""Launching a kernel again, without looking at all of its arguments anew.
+"""Kernels of which one version does every length, and launching them by the names of their arguments.
 
-For every launch Triton looks at each argument, to see which compiled version of the kernel fits. A kernel with many
-arguments takes the host longer to launch than a short context takes the device. A launch whose arguments are like those
-of an earlier one, in all that Triton could tell them apart by, gets the version that one got.
+Triton makes a version of a kernel for every constant, and by itself also for numbers that are 1 or multiples of 16, for
+numbers beyond 32 bits, and for memory that is not aligned: a text of another length would then be seconds of
+compiling. A `kernel` of ours declares the type of each number, and nothing else about it counts; memory that is read
+in wide pieces comes aligned (`layout.aligned`), the rest (`unaligned`) is read as it lies.
+
+So a launch is found again by its constants and the types of its memory alone: Triton need not look at its arguments.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
+import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
 T = TypeVar("T")
 
-_known: dict[tuple, Callable[..., None]] = {}
-# Launches that are remembered. Lengths are part of them: a generation has a new one for every token.
-_MOST = 256
+_known: dict[tuple, CompiledKernel] = {}
+
+
+def kernel(unaligned: Iterable[str] = ()) -> Callable[[Callable], Any]:
+    """Declare a kernel: its numbers are annotated with their types, its constants are in capitals, `tl.constexpr`.
+
+    `unaligned` names memory that may begin anywhere.
+    """
+
+    def declare(function: Callable) -> Any:
+        parameters = inspect.signature(function).parameters.values()
+        numbers = [p.name for p in parameters if "int" in str(p.annotation) or "float" in str(p.annotation)]
+        made = triton.jit(do_not_specialize=numbers, do_not_specialize_on_alignment=list(unaligned))(function)
+        made.constants = [p.name for p in parameters if "constexpr" in str(p.annotation)]
+        made.given = [p.name for p in parameters if "constexpr" not in str(p.annotation)]
+        return made
+
+    return declare
 
 
 def launch(
-    kernel: Any, grid: tuple[int, int, int], tensors: tuple, numbers: tuple, settings: tuple, options: tuple = ()
+    kernel: Any, grid: tuple[int, ...], given: dict[str, Any], constants: dict[str, Any], **options: Any
 ) -> None:
-    """Launch a kernel whose arguments are tensors, then numbers, then constexprs; the options are the compiler's."""
-    key = (kernel, grid, tensors[0].get_device(), numbers, settings, options, *map(_traits, tensors))
-    again = _known.get(key)
-    if again is not None:
-        again(*tensors, *numbers, *settings)
+    """Launch a kernel on what it is given by name, tensors and numbers; the options are the compiler's.
+
+    A tensor that is None is not read, and something else is handed over in its place.
+    """
+    some = next(x for x in given.values() if isinstance(x, Tensor))
+    arguments = [some if given[name] is None else given[name] for name in kernel.given]
+    settings = [constants[name] for name in kernel.constants]
+    types = [_type(x) for x in arguments if not isinstance(x, int | float)]
+    grid = (*grid, 1, 1)[:3]
+    key = (kernel, some.get_device(), *settings, *options.items(), *types)
+    known = _known.get(key)
+    if known is not None:
+        known[grid](*arguments, *settings)
         return
-    compiled = kernel[grid](*tensors, *numbers, *settings, **dict(options))
+    compiled = kernel[grid](*arguments, *settings, **options)
     if isinstance(compiled, CompiledKernel):  # the interpreter gives none
-        if len(_known) >= _MOST:
-            _known.clear()
-        _known[key] = compiled[grid]
+        _known[key] = compiled
 
 
 def on_its_device(function: Callable[..., T]) -> Callable[..., T]:
@@ -55,8 +81,8 @@ def on_its_device(function: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-def _traits(given: Any) -> tuple:
-    """All that a version of a kernel may depend on: of memory its kind and place, of a descriptor its tiles too."""
+def _type(given: Any) -> Any:
+    """What a version of a kernel may depend on: the dtype of memory and whether it is aligned, a descriptor's tiles."""
     if isinstance(given, Tensor):
-        return given.dtype, given.data_ptr() % 256
-    return given.base.dtype, *given.shape, *given.strides, *given.block_shape
+        return given.dtype if given.data_ptr() % 16 == 0 else (given.dtype, "unaligned")
+    return given.base.dtype, *given.block_shape

@@ -1,39 +1,65 @@
-"""How a pass over the map is laid out: its rows and columns, their pixels, and which tiles see which columns."""
+"""How a pass over the map is laid out: its rows and columns, their pixels, and which tiles see which columns.
+
+Columns are taken as they are, block by block; each knows its pixel. Rows of a picture are counted in slots: every pixel
+has the same number of them, a multiple of what a tile takes of a pixel at a time, and the last ones may be empty. Where
+pixels are not whole multiples, queries are copied into the order of the slots: then one kernel does every size.
+"""
 
 from __future__ import annotations
 
 import functools
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+# Rows of a pixel that a tile takes at a time.
+TAKEN = 4
+# Bytes of queries that are copied at a time.
+_COPIED = 64 << 20
 
-class Slots(NamedTuple):
-    """One axis of the pass: the cells it covers, and its pixels. `edges` is None where slot and cell are the same."""
+
+class Rows(NamedTuple):
+    """The rows of a pass, and the pixels they belong to, if it makes a picture."""
 
     start: int
     length: int
-    bins: int
-    pixel: int  # slots of a pixel
-    edges: Tensor | None = None
-    group: int = 64  # columns that are pooled at once: a power of two from 8 on that divides the pixel
-    apart: int = 1  # of how many pixels a tile takes rows at once
-    per: int = 1
-    of: int = 1  # pixel p begins at cell floor(p of / per) of the axis
+    total: int  # slots, in whole chunks
+    bins: int = 0  # pixels
+    slots: int = 1  # of each pixel
+    edges: Tensor | None = None  # where pixels begin and end, [bins + 1]
+    order: Tensor | None = None  # the row of every slot, -1 where there is none; None if slots are rows as they are
+    places: Tensor | None = None  # the slot of every row
+    in_place: bool = True  # whether queries lie in the order of the slots
 
-    @property
-    def slots(self) -> int:
-        return self.length if self.edges is None else self.bins * self.pixel
+    def chunk(self, height: int) -> tuple[int, int]:
+        """Slots of a chunk of rows, and its tiles: of a picture all rows of the pixels that a tile has rows of."""
+        if self.edges is None:
+            return height, 1
+        tiles = self.slots // TAKEN
+        return tiles * height, tiles
 
-    def slot(self, cell: Tensor) -> Tensor:
-        """The slot of a cell, cut to this axis."""
-        inner = (cell - self.start).clamp(0, self.length)
+    def slot(self, row: Tensor) -> Tensor:
+        """The slot of a row, cut to these rows."""
+        inner = (row - self.start).clamp(0, self.length)
         if self.edges is None:
             return inner
-        p = ((inner + 1) * self.per - 1) // self.of
-        return torch.where(inner >= self.length, self.slots, p * self.pixel + inner - p * self.of // self.per)
+        pixel = torch.searchsorted(self.edges[1:].long(), inner + self.start, right=True)
+        beyond = pixel >= self.bins
+        pixel = pixel.clamp_max(self.bins - 1)
+        return torch.where(beyond, self.bins * self.slots, pixel * self.slots + inner + self.start - self.edges[pixel])
+
+
+class Columns(NamedTuple):
+    """The columns of a pass, and the pixel of each, if it makes a picture."""
+
+    start: int
+    length: int
+    bins: int = 0
+    pixels: Tensor | None = None  # [length]
 
 
 class Tiling(NamedTuple):
@@ -46,31 +72,40 @@ class Tiling(NamedTuple):
     registers: int | None = None  # at most, so that more programs fit on a multiprocessor
 
 
-def chunks(rows: Slots, tiling: Tiling, pictured: bool) -> tuple[int, int]:
-    """The slots of a chunk of rows, and its tiles: for a picture all rows of the pixels that a tile has rows of."""
-    if not pictured:
-        return tiling.rows, 1
-    chunk = rows.apart * rows.pixel
-    return chunk, chunk // tiling.rows
+def plain_rows(start: int, length: int, height: int) -> Rows:
+    """Rows without pixels, for tiles of some height."""
+    return Rows(start, length, -(-length // height) * height)
 
 
-def cut(columns: Slots, width: int, parts: int, device: torch.device) -> Tensor:
-    """Where the columns of each stretch of `width` slots begin, and where the last one ends."""
-    ends = (torch.arange(parts + 1, device=device) * width).clamp_max(columns.slots)
-    if columns.edges is None:
-        return ends + columns.start
-    # The column of a slot, or the end of its pixel where the slot is empty.
-    pixel = (ends // columns.pixel).clamp_max(columns.bins - 1)
-    return torch.minimum(columns.edges[pixel] + ends - pixel * columns.pixel, columns.edges[pixel + 1])
+def rows_of(edges: np.ndarray, queries: int, height: int, device: torch.device) -> Rows:
+    """Rows out of so many queries with pixels between these edges, for tiles of some height."""
+    sizes, apart = np.diff(edges), height // TAKEN
+    bins, slots = len(sizes), -(-int(sizes.max()) // TAKEN) * TAKEN
+    start, length = int(edges[0]), int(edges[-1] - edges[0])
+    inner = np.arange(slots)
+    real = np.where(inner < sizes[:, None], edges[:-1, None] + inner, -1).reshape(-1)
+    order = np.append(real, np.full(-bins % apart * slots, -1))
+    places = np.full(queries, 0, np.int32)
+    places[order[order >= 0]] = np.flatnonzero(order >= 0)
+    in_place = bool((order == start + np.arange(len(order))).all())
+
+    def put(x: np.ndarray) -> Tensor:
+        return torch.from_numpy(x).to(device, torch.int32)
+
+    return Rows(start, length, len(order), bins, slots, put(edges), put(order), put(places), in_place)
+
+
+def columns_of(edges: np.ndarray, device: torch.device) -> Columns:
+    """Columns with pixels between these edges."""
+    pixels = np.repeat(np.arange(len(edges) - 1), np.diff(edges)).astype(np.int32)
+    return Columns(int(edges[0]), int(edges[-1] - edges[0]), len(edges) - 1, torch.from_numpy(pixels).to(device))
 
 
 def tiles_seen(
     intervals: tuple[Tensor, Tensor] | None,
-    rows: Slots,
-    columns: Slots,
+    rows: Rows,
+    columns: Columns,
     tiling: Tiling,
-    chunk: int,
-    per_chunk: int,
     shift: int,
     sides: bool,
     device: torch.device,
@@ -82,9 +117,10 @@ def tiles_seen(
     from all other tiles do all columns lie on one side.
     """
     width = 2 * tiling.columns
-    programs = -(-columns.slots // width)
-    cells = cut(columns, width, programs, device)
-    low, high = cells[:-1].long(), cells[1:].long()
+    chunk, per_chunk = rows.chunk(tiling.rows)
+    programs = -(-columns.length // width)
+    cells = columns.start + (torch.arange(programs + 1, device=device) * width).clamp_max(columns.length)
+    low, high = cells[:-1], cells[1:]
     last = rows.start + rows.length
     if intervals is None:
         seen = torch.tensor([rows.start, rows.start, last, last], device=device).repeat(1, programs, 1)
@@ -100,8 +136,8 @@ def tiles_seen(
             ],
             -1,
         )
-    if columns.slots % width:
-        # Slots behind the last column hide part of the last block from everyone.
+    if columns.length % width:
+        # What is behind the last column hides part of the last block from everyone.
         seen[:, -1, 2] = 0
     begin, full_begin, full_end, end = rows.slot(seen).unbind(-1)
     begin, end = begin // chunk, -(-end // chunk)
@@ -117,43 +153,87 @@ def tiles_seen(
     return (torch.stack(six, -1) * per_chunk).to(torch.int32)
 
 
+def aligned(x: Tensor) -> Tensor:
+    """Queries or keys `[batch, heads, time, dim]` that can be read in pieces of 16 bytes: as they are, or a copy."""
+    wide = x.shape[-1]
+    if x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(step % 8 for step in x.stride()[:-1]):
+        return x
+    if wide % 8 == 0:
+        return x.contiguous()
+    return F.pad(x, (0, -wide % 8))[..., :wide]
+
+
+def one_axis(q: Tensor) -> Tensor:
+    """Aligned queries with one axis for batch and heads, `[maps, time, dim]`."""
+    batch, heads, length, dim = q.shape
+    by_map = q.stride(1) if heads > 1 else q.stride(0)
+    if batch == 1 or heads == 1 or q.stride(0) == heads * by_map:
+        return q.as_strided((batch * heads, length, dim), (by_map, q.stride(2), 1))
+    return aligned(q.contiguous()).flatten(0, 1)
+
+
+def at_once(q: Tensor, rows: Rows) -> int:
+    """How many maps of queries `[maps, time, dim]` are brought into the order of the slots at a time."""
+    if rows.in_place:
+        return q.shape[0]
+    return max(1, _COPIED // max(rows.total * q.stride(1) * q.element_size(), 1))
+
+
+def in_slots(q: Tensor, rows: Rows, first: int) -> Tensor:
+    """Queries of some maps from the first on, in the order of the slots: as they lie, or a copy.
+
+    An empty slot holds zeros: what weighs nothing must be finite too.
+    """
+    if rows.in_place or rows.order is None:
+        return q if rows.length == q.shape[1] else q[:, rows.start : rows.start + rows.length]
+    wide = q.shape[-1]
+    found = q[first : first + at_once(q, rows)].index_select(1, rows.order.clamp_min(0))
+    found = found.masked_fill_((rows.order < 0)[:, None], 0.0)
+    return found if wide % 8 == 0 else F.pad(found, (0, -wide % 8))[..., :wide]
+
+
 @functools.lru_cache
 def _has_copy_engine(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def descriptor(q: Tensor, rows: Slots, height: int, pictured: bool) -> Any:
-    """A descriptor by which the copy engine of Hopper and later fetches tiles of q, where its layout allows that."""
-    if not q.is_cuda or rows.edges is not None or not _has_copy_engine(q.device):
-        return None
-    batch, heads, queries, dim = q.shape
-    part = q if rows.length == queries else q[:, :, rows.start : rows.start + rows.length]
-    by_batch, by_head, by_row, by_dim = part.stride()
-    size = q.element_size()
-    aligned = by_dim == 1 and part.data_ptr() % 16 == 0 and by_head * size % 16 == 0 and by_row * size % 16 == 0
-    one_axis = batch == 1 or by_batch == heads * by_head
-    apart = rows.apart if pictured else 1
-    whole = apart == 1 or rows.length % (apart * rows.pixel) == 0
-    if not (aligned and one_axis and whole) or dim != triton.next_power_of_2(dim) or dim * size < 32:
+def descriptor(q: Tensor, rows: Rows, height: int) -> Any:
+    """A descriptor by which the copy engine of Hopper and later fetches tiles of a piece of queries; else None."""
+    if not q.is_cuda or not _has_copy_engine(q.device):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    maps, length, pixel = batch * heads, rows.length, rows.pixel
-    if apart == 1:
+    maps, length, dim = q.shape
+    by_map, by_row, _ = q.stride()
+    wide = max(16, triton.next_power_of_2(dim))
+    if rows.edges is None:
         return TensorDescriptor(
-            part, [maps, 1, length, 1, dim], [by_head, by_row, by_row, by_row, 1], [1, 1, height, 1, dim]
+            q, [maps, 1, length, 1, dim], [by_map, by_row, by_row, by_row, 1], [1, 1, height, 1, wide]
         )
     # A tile is the first rows of eight pixels, then their second rows, and so on; then the next eight pixels.
-    strides = [by_head, 8 * pixel * by_row, by_row, pixel * by_row, 1]
-    return TensorDescriptor(
-        part, [maps, length // (8 * pixel), pixel, 8, dim], strides, [1, apart // 8, height // apart, 8, dim]
-    )
+    slots, apart = rows.slots, height // TAKEN
+    strides = [by_map, 8 * slots * by_row, by_row, slots * by_row, 1]
+    return TensorDescriptor(q, [maps, length // (8 * slots), slots, 8, dim], strides, [1, apart // 8, TAKEN, 8, wide])
 
 
-def default_tiling(dim: int, dtype: torch.dtype, want: frozenset[str]) -> Tiling:
+def default_tiling(dim: int, dtype: torch.dtype) -> Tiling:
     """The tile that was fastest on an H200; benchmarks/NOTES.md says what else was tried."""
     if dtype == torch.float32:
         return Tiling(32, 32, 4, 2)
     if dim > 128:
         return Tiling(64, 64, 4, 2)
     return Tiling(64, 128, 4, 3)
+
+
+def finer(edges: np.ndarray, parts: int) -> np.ndarray:
+    """Edges of pixels that are cut into so many parts, as equal as whole cells allow."""
+    inner = edges[:-1, None] + np.diff(edges)[:, None] * np.arange(parts) // parts
+    return np.append(inner.reshape(-1), edges[-1])
+
+
+def joined(grid: Tensor, down: int, across: int, largest: bool) -> Tensor:
+    """A grid of finer pixels as one of pixels: each has so many parts down and across."""
+    if down == across == 1:
+        return grid
+    parts = grid.unflatten(-1, (-1, across)).unflatten(-3, (-1, down))
+    return parts.amax((-1, -3)) if largest else parts.sum((-1, -3))

@@ -13,18 +13,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.launch import launch, on_its_device
+from sightline.kernels.launch import kernel, launch, on_its_device
+from sightline.kernels.rules import Rules
 from sightline.kernels.tile import HIDDEN, keys_of_block, logs
 
-LOG2E = 1.4426950408889634
 
-
-@triton.jit
+@kernel(unaligned=("SLOPES", "TABLE_PTR", "BIAS_PTR"))
 def _measure(
     Q, K, LSE, REST, LARGE, FIRST, STOP, SLOPES, TABLE_PTR, BIAS_PTR,
-    q_batch, q_head, q_row, q_dim, k_batch, k_head, k_row, k_dim, interval_batch,
-    table_batch, table_head, table_row, table_column, bias_batch, bias_head, bias_row, bias_column,
-    maps, heads, groups, queries, keys, scale2, cap2, limit,
+    q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
+    interval_batch: tl.int64,
+    table_batch: tl.int64, table_head: tl.int64, table_row: tl.int64, table_column: tl.int64,
+    bias_batch: tl.int64, bias_head: tl.int64, bias_row: tl.int64, bias_column: tl.int64,
+    maps: tl.int32, heads: tl.int32, groups: tl.int32, queries: tl.int32, keys: tl.int32,
+    scale2: tl.float32, cap2: tl.float32, limit: tl.float32,
     D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STARTS: tl.constexpr,
     INTERVALS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -48,12 +50,12 @@ def _measure(
         slope = 0.0
         if ALIBI:
             slope = tl.load(SLOPES + h) * 1.4426950408889634
-        dims = tl.arange(0, DIM)
+        dims, real = tl.arange(0, DIM), tl.minimum(row, queries - 1)
         q = tl.load(
-            Q + b * q_batch + h * q_head + row.to(tl.int64)[:, None] * q_row + dims[None, :] * q_dim,
+            Q + b * (q_batch * 8) + h * (q_head * 8) + row.to(tl.int64)[:, None] * (q_row * 8) + dims[None, :],
             mask=row_ok[:, None] & (dims[None, :] < D), other=0.0,
         )  # fmt: skip
-        keys_of = K + b * k_batch + (h // groups) * k_head
+        keys_of = K + b * (k_batch * 8) + (h // groups) * (k_head * 8)
         table = TABLE_PTR + b * table_batch + h * table_head
         bias = BIAS_PTR + b * bias_batch + h * bias_head
         largest = tl.full([BM], HIDDEN, tl.float32)
@@ -62,10 +64,10 @@ def _measure(
         for begin in tl.range(tl.min(first, 0), end, BN):
             column = begin + tl.arange(0, BN)
             column_ok = column < end
-            k = keys_of_block(keys_of, column, column_ok, k_row, k_dim, D, DIM)
-            t = logs(q, k, lse2, row, row_ok, row + (keys - queries), column, column_ok, first, stop, slope, table,
-                     bias, scale2, cap2, table_row, table_column, bias_row, bias_column,
-                     True, STARTS, INTERVALS, TABLE, BIAS, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+            k = keys_of_block(keys_of, column, column_ok, k_row, D, DIM)
+            t = logs(q, k, lse2, real, row + (keys - queries), begin, column, column_ok, first, stop, slope,
+                     table, bias, scale2, cap2, table_row, table_column, bias_row, bias_column,
+                     True, STARTS, TABLE, BIAS, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
             now = tl.maximum(largest, tl.max(t, 1))
             total = total * tl.exp2(largest - now) + tl.sum(tl.exp2(t - now[:, None]), 1)
             largest = now
@@ -115,28 +117,19 @@ def measure(
 ) -> Measured:
     """What each lse beyond the limit lacks (base 2, `[batch, heads, queries]`), and which maps have such rows.
 
-    Arguments as in `look`; `lse` is contiguous.
+    Arguments as in `look`; q and k are aligned, `lse` is contiguous.
     """
     batch, heads, queries, dim = q.shape
     rest = torch.empty(lse.shape, dtype=torch.float32, device=q.device)
     large = torch.zeros(batch * heads + 1, dtype=torch.int32, device=q.device)  # the last one is of all maps
-    first, stop = intervals if intervals is not None else (rest, rest)
     side = 64 if q.dtype != torch.float32 or dim <= 64 else 32
-
-    def strides(x: Tensor | None) -> tuple[int, ...]:
-        return (0, 0, 0, 0) if x is None else x.stride()
-
-    tensors = (q, k, lse, rest, large, first, stop, *(rest if x is None else x for x in (slopes, table, bias)))
-    numbers = (
-        *q.stride(), *k.stride(), 0 if first.shape[0] == 1 or intervals is None else first.stride(0),
-        *strides(table), *strides(bias), batch * heads, heads, heads // k.shape[1], queries, k.shape[2],
-        scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E, limit,
-    )  # fmt: skip
-    settings = (
-        dim, max(16, triton.next_power_of_2(dim)), side, side, starts and intervals is not None, intervals is not None,
-        table is not None, bias is not None, slopes is not None, softcap is not None,
-        "tf32x3" if q.dtype == torch.float32 else "tf32",
-    )  # fmt: skip
-    options = (("num_warps", 4), ("num_stages", 1))
-    launch(_measure, (triton.cdiv(queries, side), batch * heads, 1), tensors, numbers, settings, options)
+    rules = Rules(q, k, scale, intervals, starts, table, bias, slopes, softcap)
+    launch(
+        _measure,
+        (triton.cdiv(queries, side), batch * heads),
+        rules.given | {"LSE": lse, "REST": rest, "LARGE": large, "maps": batch * heads, "limit": limit},
+        rules.constants | {"BM": side, "BN": side},
+        num_warps=4,
+        num_stages=1,
+    )
     return Measured(rest, large)

@@ -6,11 +6,12 @@ A pass adds up whole numbers for each row (fixed point), next to each other in m
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.launch import launch
+from sightline.kernels.launch import kernel, launch
+from sightline.kernels.layout import Rows
+from sightline.kernels.tile import HIDDEN
 
 LN2 = 0.6931471805599453
 # The largest negated log2 of a weight that a row has seen, before it has seen any: a pattern no float reaches.
@@ -19,29 +20,49 @@ NOTHING = 0x7FFFFFFF
 _BLOCK = 1024
 
 
-@triton.jit
-def _prepare(LSE, L, SUMS, LARGEST, rows, PER_ROW: tl.constexpr, MAXIMUM: tl.constexpr, BLOCK: tl.constexpr):
-    """Logarithms to base 2, 0 for rows that see nothing; and what the pass adds to, before it begins."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < rows
-    lse2 = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32) * 1.4426950408889634
-    tl.store(L + i, tl.where(lse2 == -float("inf"), 0.0, lse2), mask=ok)
+@kernel()
+def _prepare(
+    LSE, ORDER, L, SUMS, LARGEST, rows: tl.int32, slots: tl.int32, start: tl.int32, length: tl.int32,
+    PER_ROW: tl.constexpr, MAXIMUM: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Logarithms to base 2, 0 for rows that see nothing; and what the pass adds to, before it begins.
+
+    In the order of slots. Of one without a row the logarithm is so large that whatever it sees weighs nothing.
+    """
+    map_id = tl.program_id(1).to(tl.int64)
+    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = slot < slots
+    row = start + slot
+    if ORDERED:
+        row = tl.load(ORDER + slot, mask=ok, other=-1)
+        real = ok & (row >= 0)
+    else:
+        real = slot < length
+    lse2 = tl.load(LSE + map_id * rows + row, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+    at = map_id * slots + slot
+    tl.store(L + at, tl.where(real, tl.where(lse2 == -float("inf"), 0.0, lse2), -HIDDEN), mask=ok)
     for part in tl.static_range(PER_ROW):
-        tl.store(SUMS + i * PER_ROW + part, tl.zeros([BLOCK], tl.int64), mask=ok)
+        tl.store(SUMS + at * PER_ROW + part, tl.zeros([BLOCK], tl.int64), mask=ok)
     if MAXIMUM:
-        tl.store(LARGEST + i, tl.full([BLOCK], 0x7FFFFFFF, tl.int32), mask=ok)
+        tl.store(LARGEST + at, tl.full([BLOCK], 0x7FFFFFFF, tl.int32), mask=ok)
 
 
-@triton.jit
+@kernel()
 def _finish(
-    LSE, REST, SUMS, LARGEST, ENTROPY, DISTANCE, TOTAL, SCORE, rows, unit_entropy, unit_distance, unit_total,
+    LSE, REST, PLACES, SUMS, LARGEST, ENTROPY, DISTANCE, TOTAL, SCORE,
+    rows: tl.int32, slots: tl.int32, unit_entropy: tl.float32, unit_distance: tl.float32, unit_total: tl.float32,
     PER_ROW: tl.constexpr, AT_ENTROPY: tl.constexpr, AT_DISTANCE: tl.constexpr, AT_TOTAL: tl.constexpr,
-    MAXIMUM: tl.constexpr, BLOCK: tl.constexpr,
+    MAXIMUM: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the sums of each row to its statistics; AT_... says where a sum stands in its row, -1 if it does not."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < rows
-    sums = SUMS + i * PER_ROW
+    map_id = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = row < rows
+    i, slot = map_id * rows + row, row
+    if ORDERED:
+        slot = tl.load(PLACES + row, mask=ok, other=0)
+    at = map_id * slots + slot
+    sums = SUMS + at * PER_ROW
     if AT_TOTAL >= 0:
         total = tl.load(sums + AT_TOTAL, mask=ok, other=0).to(tl.float32) * unit_total
         tl.store(TOTAL + i, total, mask=ok)
@@ -52,7 +73,7 @@ def _finish(
         far = tl.load(sums + AT_DISTANCE, mask=ok, other=0).to(tl.float32) * unit_distance
         tl.store(DISTANCE + i, far, mask=ok)
     if MAXIMUM:
-        bits = tl.load(LARGEST + i, mask=ok, other=0x7FFFFFFF)
+        bits = tl.load(LARGEST + at, mask=ok, other=0x7FFFFFFF)
         score = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32)
         below = bits.to(tl.float32, bitcast=True) - tl.load(REST + i, mask=ok, other=0.0)
         score -= below * 0.6931471805599453
@@ -60,23 +81,30 @@ def _finish(
         tl.store(SCORE + i, tl.where(score == score, score, -float("inf")), mask=ok)
 
 
-def prepare(lse: Tensor, per_row: int, largest: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The lse to base 2, and zeros for so many sums of each row; `largest`, one number for each row, is set to NOTHING.
+def prepare(lse: Tensor, rows: Rows, per_row: int, largest: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The lse to base 2 in the order of slots, and zeros for so many sums of each; `largest` is set to NOTHING.
 
     `lse` is `[batch, heads, queries]` and contiguous; a row that sees nothing gets an lse of 0.
     """
-    lse2 = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
-    sums = torch.empty(*lse.shape, per_row, dtype=torch.int64, device=lse.device)
-    rows = lse.numel()
-    tensors = (lse, lse2, sums, lse2 if largest is None else largest)
-    launch(_prepare, (-(-rows // _BLOCK), 1, 1), tensors, (rows,), (per_row, largest is not None, _BLOCK))
+    batch, heads, queries = lse.shape
+    lse2 = torch.empty(batch, heads, rows.total, dtype=torch.float32, device=lse.device)
+    sums = torch.empty(batch, heads, rows.total, per_row, dtype=torch.int64, device=lse.device)
+    launch(
+        _prepare,
+        (-(-rows.total // _BLOCK), batch * heads),
+        {
+            "LSE": lse, "ORDER": rows.order, "L": lse2, "SUMS": sums if per_row else None, "LARGEST": largest,
+            "rows": queries, "slots": rows.total, "start": rows.start, "length": rows.length,
+        },
+        {"PER_ROW": per_row, "MAXIMUM": largest is not None, "ORDERED": rows.order is not None, "BLOCK": _BLOCK},
+    )  # fmt: skip
     return lse2, sums
 
 
 def finish(
     lse: Tensor,
-    lse2: Tensor,
     rest: Tensor,
+    rows: Rows,
     sums: Tensor,
     names: list[str],
     units: dict[str, float],
@@ -84,23 +112,28 @@ def finish(
 ) -> dict[str, Tensor]:
     """The statistics of each row from its sums, which stand in the order of their names; and the largest score.
 
-    The sums are of w log2 w (entropy), w |i - j| (distance) and w (total), in these units. The memory of `lse2` and of
-    `largest` is used for results: neither is read afterwards.
+    The sums are of w log2 w (entropy), w |i - j| (distance) and w (total), in these units.
     """
-    found = {name: torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for name in names[1:]}
-    if names:
-        found[names[0]] = lse2
-    if largest is not None:
-        found["max_score"] = largest.view(torch.float32).reshape(lse.shape)
+    batch, heads, queries = lse.shape
+    wanted = [*names, "max_score"] if largest is not None else names
+    found = {name: torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for name in wanted}
     if not found:
         return found
-    rows = lse.numel()
-    results = (found.get(name, lse) for name in ("entropy", "distance", "total", "max_score"))
-    tensors = (lse, rest, sums, lse if largest is None else largest, *results)
-    numbers = (rows, LN2 * units["entropy"], units["distance"], units["total"])
-    places = (names.index(name) if name in names else -1 for name in ("entropy", "distance", "total"))
-    settings = (len(names), *places, largest is not None, _BLOCK)
-    launch(_finish, (-(-rows // _BLOCK), 1, 1), tensors, numbers, settings)
+    places = {f"AT_{name.upper()}": names.index(name) if name in names else -1 for name in units}
+    launch(
+        _finish,
+        (-(-queries // _BLOCK), batch * heads),
+        {
+            "LSE": lse, "REST": rest, "PLACES": rows.places, "SUMS": sums if names else None, "LARGEST": largest,
+            "ENTROPY": found.get("entropy"), "DISTANCE": found.get("distance"), "TOTAL": found.get("total"),
+            "SCORE": found.get("max_score"), "rows": queries, "slots": rows.total,
+            "unit_entropy": LN2 * units["entropy"], "unit_distance": units["distance"], "unit_total": units["total"],
+        },
+        {
+            "PER_ROW": len(names), **places, "MAXIMUM": largest is not None, "ORDERED": rows.places is not None,
+            "BLOCK": _BLOCK,
+        },
+    )  # fmt: skip
     return found
 
 

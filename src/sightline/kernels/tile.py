@@ -14,34 +14,27 @@ HIDDEN = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def cells(slot, edges, start, slots, pixel, EDGES: tl.constexpr):
-    """The cell of each slot, and whether there is one."""
-    if EDGES:
-        inside = slot < slots
-        first = tl.load(edges + slot // pixel, mask=inside, other=0)
-        last = tl.load(edges + slot // pixel + 1, mask=inside, other=0)
-        cell = first + slot % pixel
-        return cell, inside & (cell < last)
-    else:
-        return start + slot, slot < slots
+def keys_of_block(K, column, column_ok, k_row, D: tl.constexpr, DIM: tl.constexpr):
+    """Keys as [dim, columns]: transposed outside the loops, so that they are put into shared memory once.
 
-
-@triton.jit
-def keys_of_block(K, column, column_ok, k_row, k_dim, D: tl.constexpr, DIM: tl.constexpr):
-    """Keys as [dim, columns]: transposed outside the loops, so that they are put into shared memory once."""
+    Steps of memory are given in eights, so that the compiler knows that whole pieces of 16 bytes can be read.
+    """
     dims = tl.arange(0, DIM)
-    at = column.to(tl.int64)[:, None] * k_row + dims[None, :] * k_dim
+    at = column.to(tl.int64)[:, None] * (k_row * 8) + dims[None, :]
     return tl.trans(tl.load(K + at, mask=column_ok[:, None] & (dims[None, :] < D), other=0.0))
 
 
 @triton.jit
 def logs(
-    q, k, lse2, row, row_ok, place, column, column_ok, first, stop, slope, table, bias, scale2, cap2,
+    q, k, lse2, row, place, begin, column, column_ok, first, limit, slope, table, bias, scale2, cap2,
     table_row, table_column, bias_row, bias_column,
-    CAREFUL: tl.constexpr, STARTS: tl.constexpr, INTERVALS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
+    CAREFUL: tl.constexpr, STARTS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
     ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The logarithm (base 2) of each weight of a tile.
+
+    The columns begin at `begin`. With CAREFUL those from `limit` on are hidden from each row, and with STARTS those
+    before `first`; a row that is none has an lse2 that leaves nothing of it.
 
     A table and a bias come in as what the product is added to: so they are brought into the layout of the product, and
     not the product into theirs, for which the sums that follow are not made (Triton 3.6 even computes some wrongly).
@@ -49,11 +42,11 @@ def logs(
     s = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
     if BIAS:
         at = row.to(tl.int64)[:, None] * bias_row + column.to(tl.int64)[None, :] * bias_column
-        s = tl.load(bias + at, mask=row_ok[:, None] & column_ok[None, :], other=0.0).to(tl.float32)
+        s = tl.load(bias + at, mask=column_ok[None, :], other=0.0).to(tl.float32)
         s = s * (1.4426950408889634 / scale2)
     if TABLE:
         at = row.to(tl.int64)[:, None] * table_row + column.to(tl.int64)[None, :] * table_column
-        s = tl.where(tl.load(table + at, mask=row_ok[:, None] & column_ok[None, :], other=0) != 0, s, HIDDEN)
+        s = tl.where(tl.load(table + at, mask=column_ok[None, :], other=0) != 0, s, HIDDEN)
     s = tl.dot(q, k, acc=s, input_precision=PRECISION)
     if SOFTCAP:
         t = cap2 * (1 - 2 / (1 + tl.exp2(s * (scale2 / cap2) * 2.8853900817779268))) - lse2[:, None]
@@ -63,41 +56,36 @@ def logs(
         t -= slope * tl.abs((place[:, None] - column[None, :]).to(tl.float32))
     if BIAS:
         t = tl.maximum(t, HIDDEN)
+    if TABLE:
+        t = tl.where(s > HIDDEN / 2, t, HIDDEN)
     if CAREFUL:
-        ok = row_ok[:, None] & column_ok[None, :]
-        if INTERVALS:
-            ok = ok & (column[None, :] < stop[:, None])
+        # Columns of a thread are constants to the compiler, behind where the block begins.
+        inner = tl.arange(0, column.shape[0])[None, :]
+        t = tl.where(inner < (limit - begin)[:, None], t, HIDDEN)
         if STARTS:
-            ok = ok & (column[None, :] >= first[:, None])
-        if TABLE:
-            ok = ok & (s > HIDDEN / 2)
-        t = tl.where(ok, t, HIDDEN)
+            t = tl.where(inner >= (first - begin)[:, None], t, HIDDEN)
     return t
 
 
 @triton.jit
-def by_thread(x, BM: tl.constexpr, BN: tl.constexpr, GC: tl.constexpr):
-    """A tile as [rows, groups of columns, the four threads of a row, columns of a thread]."""
-    x = tl.permute(tl.reshape(x, [BM, BN // GC, GC // 8, 4, 2]), (0, 1, 3, 2, 4))
-    return tl.reshape(x, [BM, BN // GC, 4, GC // 4])
+def by_thread(x, BM: tl.constexpr, BN: tl.constexpr):
+    """A tile as [rows, the four threads of a row, columns of a thread]."""
+    x = tl.permute(tl.reshape(x, [BM, BN // 8, 4, 2]), (0, 2, 1, 3))
+    return tl.reshape(x, [BM, 4, BN // 4])
 
 
 @triton.jit
-def away(
-    p, parts, place, column, first_column, AT_ONE_SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GC: tl.constexpr,
-):  # fmt: skip
+def away(p, parts, place, column, first_column, AT_ONE_SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Sums of weight * |place - column| of a tile, [BM, 4]."""
     if AT_ONE_SIDE:
         # |place - column| is a difference then. The offsets of a thread's columns are constants to the compiler.
-        n = tl.arange(0, GC // 4)
-        inner = tl.sum(by_thread(p, BM, BN, GC) * (n // 2 * 8 + n % 2).to(tl.float32)[None, None, None, :], 3)
+        n = tl.arange(0, BN // 4)
+        inner = tl.sum(by_thread(p, BM, BN) * (n // 2 * 8 + n % 2).to(tl.float32)[None, None, :], 2)
         near = (place - first_column).to(tl.float32)[:, None] - tl.arange(0, 4).to(tl.float32)[None, :] * 2
-        group = (tl.arange(0, BN // GC) * GC).to(tl.float32)[None, :, None]
-        return near * tl.sum(parts, 1) - tl.sum(parts * group + inner, 1)
+        return near * parts - inner
     else:
         far = tl.abs((place[:, None] - column[None, :]).to(tl.float32))
-        return tl.sum(tl.sum(by_thread(p * far, BM, BN, GC), 3), 1)
+        return tl.sum(by_thread(p * far, BM, BN), 2)
 
 
 @triton.jit
@@ -107,22 +95,60 @@ def fold(p, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def fold_parts(parts, BM: tl.constexpr, G: tl.constexpr):
-    return tl.sum(tl.reshape(parts, [BM // 16, 2, 8, G, 4]), 1).reshape(BM // 2, G, 4)
+def fold_peaks(p, BM: tl.constexpr, BN: tl.constexpr):
+    return tl.max(tl.reshape(p, [BM // 16, 2, 8, BN]), 1).reshape(BM // 2, BN)
 
 
 @triton.jit
-def fold_peaks(peaks, BM: tl.constexpr, G: tl.constexpr):
-    return tl.max(tl.reshape(peaks, [BM // 16, 2, 8, G, 4]), 1).reshape(BM // 2, G, 4)
+def pooled(acc_0, acc_1, pixel_0, pixel_1, first_pixel, AT_ONCE: tl.constexpr, PARTS: tl.constexpr):
+    """Sums over the columns of some pixels, from `first_pixel` on: a product with ones where a column is of a pixel.
 
-
-@triton.jit
-def kept(x, factor, SINKS: tl.constexpr):
-    """What sinks leave of the sums or maxima of each row, [rows, groups, threads]."""
-    if SINKS:
-        return x * factor[:, None, None]
+    A number is the sum of two or three that bfloat16 holds exactly, the last one rounded; so is the product. The
+    interpreter has no bfloat16: there the numbers are taken as they are, with no PARTS.
+    """
+    pixel = (first_pixel + tl.arange(0, AT_ONCE))[None, :]
+    ones_0, ones_1 = pixel_0[:, None] == pixel, pixel_1[:, None] == pixel
+    if PARTS == 0:
+        found = tl.dot(acc_0, ones_0.to(tl.float32), input_precision="ieee")
+        return tl.dot(acc_1, ones_1.to(tl.float32), acc=found, input_precision="ieee")
     else:
-        return x
+        ones_0, ones_1 = ones_0.to(tl.bfloat16), ones_1.to(tl.bfloat16)
+        high_0, high_1 = _upper(acc_0), _upper(acc_1)
+        high = tl.dot(_as_bfloat16(high_1), ones_1, acc=tl.dot(_as_bfloat16(high_0), ones_0))
+        rest_0, rest_1 = acc_0 - high_0, acc_1 - high_1
+        if PARTS == 3:
+            high_0, high_1 = _upper(rest_0), _upper(rest_1)
+            high += tl.dot(_as_bfloat16(high_1), ones_1, acc=tl.dot(_as_bfloat16(high_0), ones_0))
+            rest_0, rest_1 = rest_0 - high_0, rest_1 - high_1
+        low = tl.dot(_as_bfloat16(_rounded(rest_0)), ones_0)
+        return high + tl.dot(_as_bfloat16(_rounded(rest_1)), ones_1, acc=low)
+
+
+@triton.jit
+def _upper(x):
+    """The part of a number that the upper half of its bits holds."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rounded(x):
+    """A number whose upper half is the nearest one."""
+    return (x.to(tl.int32, bitcast=True) + 32768).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _as_bfloat16(x):
+    return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def add_up(to, found, AS_FLOATS: tl.constexpr, unit, fixed, ok):
+    """Add to pixels in memory: of at most two numbers as they are, of more as whole numbers: the same in any order."""
+    ok = ok & (found != 0)
+    if AS_FLOATS:
+        tl.atomic_add(to, found * unit, mask=ok, sem="relaxed")
+    else:
+        tl.atomic_add(to, (found * fixed).to(tl.int64), mask=ok, sem="relaxed")
 
 
 @triton.jit

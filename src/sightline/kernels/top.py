@@ -23,34 +23,42 @@ import triton.language as tl
 from torch import Tensor
 
 from sightline.kernels.candidates import NO_BOUND, NO_KEY, NOTHING_LEFT, gather, near, pack, unpack
-from sightline.kernels.launch import on_its_device
-from sightline.kernels.look import LOG2E
+from sightline.kernels.launch import kernel, launch, on_its_device
+from sightline.kernels.layout import Rows
+from sightline.kernels.rules import LOG2E, Rules
 from sightline.kernels.tile import HIDDEN
 
 # The most keys per row that the kernels can find.
 MOST = 32
 # Tiles of rows that a program does for the keys of one bin.
 PARTS = 4
+# The most bins there are.
+BINS = 128
 # About so many programs do what there was not enough room for, which is little as a rule.
 PROGRAMS = 2048
 
 
-@triton.jit
+@kernel()
 def _choose(
-    LARGEST, L, FIRST, STOP, EDGES, CHOSEN, POSITION, BOUND, LEAST, COUNTS, heads, interval_batch, queries, keys,
-    first_row, rows, n, few, BM: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr,
+    LARGEST, PLACES, L, FIRST, STOP, CHOSEN, POSITION, BOUND, LEAST, COUNTS,
+    heads: tl.int32, interval_batch: tl.int64, queries: tl.int32, keys: tl.int32, first_row: tl.int32, rows: tl.int32,
+    slots: tl.int32, n: tl.int32, width: tl.int32, bins: tl.int32,
+    BM: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr, ORDERED: tl.constexpr,
     STARTS: tl.constexpr, INTERVALS: tl.constexpr,
 ):  # fmt: skip
     """The n bins with the largest maxima of each row, its place in their lists, and the bound they give."""
     map_id = tl.program_id(1).to(tl.int64)
     inner = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = inner < rows
-    bins = tl.arange(0, BINS)
+    bin = tl.arange(0, BINS)
     # Maxima are negated logarithms, which order like their bits: the least is the strongest.
-    at = (map_id * BINS + bins)[:, None] * queries + (first_row + inner)[None, :]
+    slot = first_row + inner
+    if ORDERED:
+        slot = tl.load(PLACES + slot, mask=ok, other=0)
+    at = (map_id * bins + bin)[:, None] * slots + slot[None, :]
     # Bins that a row does not see, or without a column, were perhaps never written.
-    begin, end = tl.load(EDGES + bins), tl.load(EDGES + bins + 1)
-    seen = ok[None, :] & (begin < end)[:, None]
+    begin, end = bin * width, tl.minimum((bin + 1) * width, keys)
+    seen = ok[None, :] & ((bin < bins) & (begin < end))[:, None]
     interval = map_id // heads * interval_batch + first_row + inner
     first, stop = inner * 0, inner * 0 + keys
     if INTERVALS:
@@ -61,11 +69,11 @@ def _choose(
         seen = seen & (end[:, None] > first[None, :])
     maxima = tl.load(LARGEST + at, mask=seen, other=NO_KEY)
     tl.store(LEAST + map_id * queries + first_row + inner, tl.min(maxima, 0), mask=ok)
-    many = ok & (stop - first > few)
+    many = ok & (stop - first > n * width)
     if tl.max(many.to(tl.int32), 0) > 0:
         for j in tl.range(0, n):
             least = tl.min(maxima, 0)
-            best = tl.min(tl.where(maxima == least[None, :], bins[:, None], BINS), 0)
+            best = tl.min(tl.where(maxima == least[None, :], bin[:, None], BINS), 0)
             some = many & (least != NO_KEY)
             position = tl.atomic_add(COUNTS + (map_id * BINS + best) * APART, 1, mask=some, sem="relaxed")
             to = (map_id * rows + inner) * N + j
@@ -77,14 +85,14 @@ def _choose(
                 bound = -least.to(tl.float32, bitcast=True) * 1.00001 - 1.0e-5 - tl.abs(level) * 4.8e-7
                 bound = tl.where(least == NO_KEY, HIDDEN / 2, bound)
                 tl.store(BOUND + map_id * rows + inner, tl.where(many, bound, NO_BOUND), mask=ok)
-            maxima = tl.where(bins[:, None] == best[None, :], NO_KEY, maxima)
+            maxima = tl.where(bin[:, None] == best[None, :], NO_KEY, maxima)
     else:
         for j in tl.range(0, n):
             tl.store(CHOSEN + (map_id * rows + inner) * N + j, tl.full([BM], -1, tl.int32), mask=ok)
         tl.store(BOUND + map_id * rows + inner, tl.full([BM], NO_BOUND, tl.float32), mask=ok)
 
 
-@triton.jit
+@kernel()
 def _units(COUNTERS, COUNTS, BEGINS, ENDS, OVER_COUNTS, UNIT: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr):
     """Where the lists of a map begin and end, in units of rows."""
     at = tl.program_id(0) * BINS + tl.arange(0, BINS)
@@ -97,9 +105,11 @@ def _units(COUNTERS, COUNTS, BEGINS, ENDS, OVER_COUNTS, UNIT: tl.constexpr, BINS
     tl.store(OVER_COUNTS + at, count * 0)
 
 
-@triton.jit
-def _list(CHOSEN, POSITION, BEGINS, LIST, entries, room, n, UNIT: tl.constexpr, AT_ONCE: tl.constexpr,
-          N: tl.constexpr, BINS: tl.constexpr):  # fmt: skip
+@kernel()
+def _list(
+    CHOSEN, POSITION, BEGINS, LIST, entries: tl.int64, room: tl.int64, n: tl.int32,
+    UNIT: tl.constexpr, AT_ONCE: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
     """Write each row's entries to the lists of its bins."""
     map_id = tl.program_id(1).to(tl.int64)
     entry = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -110,9 +120,10 @@ def _list(CHOSEN, POSITION, BEGINS, LIST, entries, room, n, UNIT: tl.constexpr, 
     tl.store(LIST + map_id * room + start + position, entry, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _merge(
-    LOGS, OFFSETS, CHOSEN, EDGES, BOUND, TOP_KEYS, TOP_WEIGHTS, queries, first_row, rows, n,
+    LOGS, OFFSETS, CHOSEN, BOUND, TOP_KEYS, TOP_WEIGHTS,
+    queries: tl.int32, first_row: tl.int32, rows: tl.int32, n: tl.int32, width: tl.int32,
     BM: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """The n best of what a row's bins gave."""
@@ -134,8 +145,8 @@ def _merge(
         packed = tl.where(packed == best[:, None], NOTHING_LEFT, packed)
         log, where = unpack(best)
         some = log > HIDDEN / 2
-        begin = tl.load(EDGES + (where >> 24), mask=some, other=0)
-        tl.store(TOP_KEYS + to + j, tl.where(some, begin + (where & 0xFFFFFF), -1), mask=ok)
+        key = (where >> 24) * width + (where & 0xFFFFFF)
+        tl.store(TOP_KEYS + to + j, tl.where(some, key, -1), mask=ok)
         tl.store(TOP_WEIGHTS + to + j, tl.where(some, tl.exp2(log), 0.0), mask=ok)
 
 
@@ -144,7 +155,7 @@ def bins_for(n: int, rows: int, halves: int) -> int:
 
     `rows` are those of all maps, `halves` how many parts `look` can tell apart.
     """
-    bins = min(128, triton.next_power_of_2(halves))
+    bins = min(BINS, max(2, halves))
     while bins > max(16, 2 * n) and 4 * bins * rows > 1 << 28:
         bins //= 2
     return bins
@@ -157,7 +168,7 @@ def top(
     lse: Tensor,
     measured: Tensor,
     largest: Tensor,
-    edges: Tensor,
+    rows: Rows,
     width: int,
     n: int,
     *,
@@ -173,9 +184,8 @@ def top(
 
     These are what `look` would have given with one bin: the log2 of the largest weight of a row, negated.
 
-    Arguments as in `look`, `measured` what `measure` found of the lse; `largest` and `edges` are what `look` gives,
-    `width` the most columns of a bin. `at_once` are
-    the bytes that may be taken beside the results: rows are done in parts.
+    Arguments as in `look`, `measured` what `measure` found of the lse; `largest` is what `look` gives for `rows`,
+    `width` the columns of a bin. `at_once` are the bytes that may be taken beside the results: rows are done in parts.
     """
     batch, heads, queries, dim = q.shape
     keys, maps, device = k.shape[2], batch * heads, q.device
@@ -186,15 +196,15 @@ def top(
     found = torch.empty(batch, heads, queries, n, dtype=torch.int64, device=device)
     weights = torch.empty(batch, heads, queries, n, dtype=torch.float32, device=device)
     lse2 = (lse.float() * LOG2E).nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0).contiguous()
-    first, stop = intervals if intervals is not None else (lse2, lse2)
-    interval_batch = 0 if first.shape[0] == 1 or intervals is None else first.stride(0)
     least = torch.empty(batch, heads, queries, dtype=torch.int32, device=device)
-    bins, starts = largest.shape[-2], starts and intervals is not None
-    numbers = (scale * LOG2E, 0.0 if softcap is None else softcap * LOG2E)
+    bins = largest.shape[-2]
+    rules = Rules(q, k, scale, intervals, starts, table, None, slopes, softcap)
+    constants = rules.constants | {"N": places, "BINS": BINS, "UNIT": unit, "PARTS": PARTS}
+    results = {"TOP_KEYS": found, "TOP_WEIGHTS": weights, "LEAST": least}
     most = max(1, at_once // (maps * places * (16 + 8 * places)))
     for start in range(0, queries, most):
-        rows = min(most, queries - start)
-        entries = rows * places
+        some = min(most, queries - start)
+        entries = some * places
         units = entries // unit + bins
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -202,59 +212,45 @@ def top(
 
         # Counters lie apart, so that programs do not wait for each other at one line of the cache.
         apart = 32
-        counters = torch.zeros(maps, bins, apart, dtype=torch.int32, device=device)
-        chosen, position, bound = empty(entries), empty(entries), empty(rows, dtype=torch.float32)
-        _choose[(triton.cdiv(rows, 32), maps)](
-            largest, lse2, first, stop, edges, chosen, position, bound, least, counters, heads, interval_batch, queries,
-            keys, start, rows, n, n * width, BM=32, N=places, BINS=bins, APART=apart, STARTS=starts,
-            INTERVALS=intervals is not None, num_warps=1,
-        )  # fmt: skip
-        given = (
-            q,
-            k,
-            lse2,
-            measured,
-            first,
-            stop,
-            lse2 if slopes is None else slopes,
-            lse2 if table is None else table,
-            bound,
-        )
-        steps = (*q.stride(), *k.stride(), interval_batch, *((0, 0, 0, 0) if table is None else table.stride()))
-        sizes = (heads, heads // k.shape[1], queries, keys, *numbers, start, rows)
-        rules = {
-            "STARTS": starts, "INTERVALS": intervals is not None, "TABLE": table is not None,
-            "ALIBI": slopes is not None, "SOFTCAP": softcap is not None, "PRECISION": "tf32" if half else "tf32x3",
-            "D": dim, "DIM": max(16, triton.next_power_of_2(dim)), "N": places,
+        counters = torch.zeros(maps, BINS, apart, dtype=torch.int32, device=device)
+        chosen, position, bound = empty(entries), empty(entries), empty(some, dtype=torch.float32)
+        given = rules.given | results | {
+            "LARGEST": largest, "PLACES": rows.places, "slots": rows.total, "L": lse2, "REST": measured,
+            "CHOSEN": chosen, "POSITION": position, "BOUND": bound,
+            "first_row": start, "rows": some, "n": n, "width": width, "bins": bins, "entries": entries, "units": units,
         }  # fmt: skip
-        near[(triton.cdiv(rows, 16), maps)](
-            *given, found, weights, *steps, *sizes, n, BM=16, BN=32, num_warps=1, **rules
+        given |= {"COUNTS": counters}
+        launch(
+            _choose,
+            (triton.cdiv(some, 32), maps),
+            given,
+            constants | {"BM": 32, "APART": apart, "ORDERED": rows.places is not None},
+            num_warps=1,
         )
+        launch(near, (triton.cdiv(some, 16), maps), given, constants | {"BM": 16, "BN": 32}, num_warps=1)
         if keys <= n * width:
             continue
         # Lists begin at whole units of rows.
-        counts, begins, ends, over_counts = (empty(bins) for _ in range(4))
-        _units[(maps,)](counters, counts, begins, ends, over_counts, UNIT=unit, BINS=bins, APART=apart)
+        counts, begins, ends, over_counts = (empty(BINS) for _ in range(4))
+        given |= {"COUNTERS": counters, "COUNTS": counts, "BEGINS": begins, "ENDS": ends, "OVER_COUNTS": over_counts}
+        launch(_units, (maps,), given, constants | {"APART": apart})
         listed, over = empty(units * unit), empty(units * unit)
-        _list[(triton.cdiv(entries, 1024), maps)](
-            chosen, position, begins, listed, entries, units * unit, n, UNIT=unit, AT_ONCE=1024, N=places, BINS=bins
-        )
-        offset = torch.uint8 if width <= 256 else torch.int32
-        logarithms, offsets = empty(entries, places, dtype=torch.float32), empty(entries, places, dtype=offset)
+        given |= {"LIST": listed, "OVER": over, "room": units * unit}
+        launch(_list, (triton.cdiv(entries, 1024), maps), given, constants | {"AT_ONCE": 1024})
+        given |= {"LOGS": empty(entries, places, dtype=torch.float32)}
+        given |= {"OFFSETS": empty(entries, places, dtype=torch.uint16 if width < 1 << 16 else torch.int32)}
+        tile = constants | {"BM": rows_of_tile, "BN": columns_of_tile}
         few = width <= columns_of_tile
         for quick in (True, False) if few else (False,):
             rest = few and not quick
             shares = max(1, (PROGRAMS if rest else 8 * PROGRAMS) // (bins * maps))
-            shares = min(shares, triton.cdiv(rows, rows_of_tile))
-            gather[(units if quick else bins * shares, maps)](
-                *given, over_counts if rest else counts, begins, ends, over if rest else listed, edges,
-                logarithms, offsets, over, over_counts, *steps, *sizes, units, shares,
-                BM=rows_of_tile, BN=columns_of_tile, BINS=bins, PARTS=PARTS, FEW=quick,
-                num_warps=4, num_stages=1 if quick else 2, maxnreg=128 if quick and half else None, **rules,
+            shares = min(shares, triton.cdiv(some, rows_of_tile))
+            again = {"COUNTS": over_counts, "LIST": over} if rest else {}
+            launch(
+                gather, (units if quick else bins * shares, maps), given | again | {"shares": shares},
+                tile | {"FEW": quick},
+                num_warps=4, num_stages=1 if quick else 2, maxnreg=128 if quick and half else None,
             )  # fmt: skip
         height = max(1, 512 // places**2) * 4
-        _merge[(triton.cdiv(rows, height), maps)](
-            logarithms, offsets, chosen, edges, bound, found, weights, queries, start, rows, n, BM=height, N=places,
-            num_warps=4,
-        )  # fmt: skip
+        launch(_merge, (triton.cdiv(some, height), maps), given, constants | {"BM": height}, num_warps=4)
     return found, weights, least

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.lens import geometry, on_cpu, on_gpu, pictures
+from sightline.lens import geometry, on_cpu, on_gpu, pictures, trial
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
 from sightline.lens.limits import require
 from sightline.lens.requests import ROW_STATS, Picture, Request, Top
@@ -61,7 +61,7 @@ def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tupl
 
 def _pass(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
     call = levels.call
-    if on_gpu.takes(levels):
+    if on_gpu.takes(levels) and trial.passed(call, job, on_gpu.run, _by_walk):
         both = on_gpu.run(levels, job)
         if both is not None:
             found, grids = both

@@ -6,6 +6,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from sightline.positions import Alibi
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
-    from sightline.kernels.layout import Slots, Tiling
+    from sightline.kernels.layout import Columns, Rows, Tiling
     from sightline.kernels.measure import Measured
     from sightline.lens.compute import Job
     from sightline.lens.geometry import Axis
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # The oldest Triton whose kernels ran on a GPU.
 _TRITON = (3, 6)
-# Columns that are pooled inside a thread, and rows of a pixel in one tile: at most.
-_POOLED, _TAKEN = 64, 4
+# Rows of a pixel, at least, when a large one is cut into parts: a pass goes over the rows of sixteen at a time.
+_PART = 32
+# Bytes of a picture that is made of parts.
+_PARTS = 16 << 20
 
 
 def can(call: Call) -> bool:
@@ -116,34 +119,34 @@ def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] 
     known = _is_positional(call.mask)
     shape = (call.mask if known else None, known, s, call.q.dtype, call.device)
     pixels = tuple((key, axes, means[key][1] if key in means else 0) for key, axes in job.grids.items())
-    largest = edges = lse
-    width = s.keys
-    for go in _goes(*shape, frozenset(want), max((request.n for request in tops), default=0), pixels):
-        result = look(
+    largest, binned = lse, None
+
+    def one(go: _Go, weights: Tensor | None) -> dict[str, Tensor]:
+        return look(
             q, k, lse, measured, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen,
-            bins=go.bins, pixel_unit=go.unit, factors=factors, **options,
+            bins=go.bins, as_floats=go.as_floats, pixel_unit=go.unit, weights=weights, **options,
         )  # fmt: skip
+
+    for go in _goes(*shape, frozenset(want), max((request.n for request in tops), default=0), pixels):
+        result = one(go, factors if go.asked & {"received", "sums", "maxima"} else None)
         if "largest" in result:
-            largest, edges, width = result["largest"], result["bin_edges"], go.width
-        for key in go.grids:
-            grid = shaped(result["maxima" if key[-1] else "sums"])
+            largest, binned = result["largest"], go
+        if go.grid is not None:
+            grid = shaped(go.joined(result["maxima" if go.grid[-1] else "sums"]))
             if go.unit == 1.0:
-                grids[key] = grid
+                grids[go.grid] = grid
             else:
-                found[means[key][0]] = grid
-        found.update({name: shaped(result[name]) for name in go.statistics if name in result})
+                found[means[go.grid][0]] = grid
+        found.update({name: shaped(result[name]) for name in go.asked if name in result})
     for request in job.received:
         if request != "received":
-            weights = request.weights.reshape(-1, s.heads, s.queries)  # type: ignore[union-attr]
+            weights = request.weights.reshape(-1, s.heads, s.queries).float()  # type: ignore[union-attr]
             go = _goes(*shape, frozenset({"received"}), 0, ())[0]
-            part = look(
-                q, k, lse, measured, rows=go.rows, columns=go.columns, want=go.asked, tiling=go.tiling, seen=go.seen,
-                weights=weights, factors=factors, **options,
-            )  # fmt: skip
-            found[request] = shaped(part["received"])
+            found[request] = shaped(one(go, weights if factors is None else weights * factors)["received"])
     for request in tops:
         rules = {name: options[name] for name in ("scale", "softcap", "slopes", "intervals", "table", "starts")}
-        keys, weights, least = top(q, k, lse, measured.rest, largest, edges, width, request.n, **rules)
+        assert binned is not None
+        keys, weights, least = top(q, k, lse, measured.rest, largest, binned.rows, binned.width, request.n, **rules)
         if factors is not None:
             weights *= factors[..., None]
         found[request] = shaped(keys), shaped(weights)
@@ -151,7 +154,7 @@ def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] 
             found["max_score"] = shaped(max_scores(lse, measured.rest, least))
     if "total" in found and factors is not None:
         found["total"] = found["total"] * shaped(factors)
-    return found, grids
+    return {name: result for name, result in found.items() if name not in ("sums", "maxima")}, grids
 
 
 def rest(levels: Levels) -> Tensor:
@@ -172,9 +175,11 @@ def _measured(levels: Levels, options: dict[str, Any]) -> Measured:
 
 
 def _as_kernels_take(levels: Levels) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and lse with one batch axis."""
+    """q, k and lse with one batch axis, q and k aligned."""
+    from sightline.kernels.layout import aligned
+
     call, row = levels.call, levels.row
-    q, k = (t if t.dim() == 4 else t.reshape(-1, *t.shape[-3:]) for t in (call.q, call.k))
+    q, k = (aligned(t if t.dim() == 4 else t.reshape(-1, *t.shape[-3:])) for t in (call.q, call.k))
     lse = row if row.dim() == 3 else row.reshape(-1, *row.shape[-2:])
     return q, k, lse.contiguous()
 
@@ -197,15 +202,22 @@ class _Go(NamedTuple):
     """One go of the kernel over the map: what it is to find, and how its rows and columns are laid out."""
 
     asked: frozenset[str]
-    statistics: frozenset[str]  # of what is asked, what is not a picture
-    grids: tuple[tuple, ...]  # the pictures' grids
-    rows: Slots
-    columns: Slots
+    grid: tuple | None  # the key of the picture's grid
+    rows: Rows
+    columns: Columns
+    parts: tuple[int, int]  # of a pixel, down and across
     tiling: Tiling
     seen: Tensor | None
+    as_floats: bool
     unit: float  # of a pixel's sum
-    bins: int = 1
-    width: int = 0  # columns of a bin
+    bins: int
+    width: int  # columns of a bin
+
+    def joined(self, grid: Tensor) -> Tensor:
+        """Pixels out of their parts."""
+        from sightline.kernels.layout import joined
+
+        return joined(grid, *self.parts, largest="maxima" in self.asked)
 
 
 @functools.lru_cache(maxsize=64)  # every layer of a model asks for the same
@@ -224,34 +236,59 @@ def _goes(
     Of a picture there is its grid's key, its axes, and how many cells a pixel has if its mean is wanted. The mask
     counts only if it is `known` to be the same for every layer.
     """
-    from sightline.kernels.layout import default_tiling
+    from sightline.kernels.layout import Columns, default_tiling, plain_rows, tiles_seen
+    from sightline.kernels.look import bin_width
     from sightline.kernels.top import bins_for
 
+    tiling = default_tiling(s.dim, dtype)
+    pending = sorted(pixels, key=lambda entry: entry[0][-1])  # sums first
     found: list[_Go] = []
-    pending = list(pixels)
+    intervals = None if mask is None else _intervals(mask, s.queries, s.keys, device)
     while want or pending:
-        # A picture of the whole map rides along with the rest; sums and maxima of the same pixels go together.
-        taken = [entry for entry in pending if entry[0][:4] == pending[0][0][:4]] if pending else []
-        if taken and want and (taken[0][0][2] is not None or taken[0][0][3] is not None):
-            taken = []
-        rows, columns = _whole(s)
-        asked = want | {"maxima" if key[-1] else "sums" for key, _, _ in taken}
-        tiling = default_tiling(s.dim, dtype, asked)
-        unit, bins, width = 1.0, 1, s.keys
-        if taken:
-            _, (vertical, horizontal), cells = taken[0]
-            rows, columns = _rows(vertical, device, tiling.rows), _columns(horizontal, device)
-            unit = 1 / cells if len(taken) == 1 and cells else 1.0
+        rows, columns = plain_rows(0, s.queries, tiling.rows), Columns(0, s.keys)
+        asked, grid, parts, unit, as_floats = want, None, (1, 1), 1.0, True
+        # Sums of the whole map ride along with the rest. Maxima have the room in which the others are added up.
+        if pending and (not want or not (pending[0][0][-1] or any(span is not None for span in pending[0][0][2:4]))):
+            grid, axes, cells = pending.pop(0)
+            asked = want | {"maxima" if grid[-1] else "sums"}
+            rows, columns, parts, as_floats = _pixels(*axes, s, tiling, device)
+            unit = 1 / cells if cells else 1.0
+        bins, width = 1, s.keys
         if most and "max_score" in want:
-            parts = 2 * -(-columns.slots // (2 * tiling.columns))
-            bins = bins_for(most, math.prod(s.batch) * s.heads * s.queries, parts)
-            width = -(-parts // bins) * tiling.columns
-        seen = _seen(mask, s, device, rows, columns, tiling, bool(taken), "distance" in want) if known else None
-        grids = tuple(key for key, _, _ in taken)
-        found.append(_Go(asked, want, grids, rows, columns, tiling, seen, unit, bins, width))
-        pending = [entry for entry in pending if entry not in taken]
+            halves = 2 * -(-s.keys // (2 * tiling.columns))
+            bins = bins_for(most, math.prod(s.batch) * s.heads * s.queries, halves)
+            width = bin_width(columns, tiling, bins)
+        seen = None
+        if known:
+            seen = tiles_seen(intervals, rows, columns, tiling, s.keys - s.queries, "distance" in want, device)
+        found.append(_Go(asked, grid, rows, columns, parts, tiling, seen, as_floats, unit, bins, width))
         want = frozenset()
     return tuple(found)
+
+
+def _pixels(
+    vertical: Axis, horizontal: Axis, s: Sizes, tiling: Tiling, device: torch.device
+) -> tuple[Rows, Columns, tuple[int, int], bool]:
+    """The rows and columns of a picture, the parts that its pixels are made of, and whether their sums are floats.
+
+    Pixels of many rows are made of parts: else the rows of sixteen would be a large part of the map. So are pixels that
+    are wider than a block of columns, unless that takes too much memory: the sum of two numbers is the same in any
+    order, more than two are added up as whole numbers of 64 bits.
+    """
+    from sightline.kernels.layout import columns_of, finer, rows_of
+
+    high = max(1, _widest(vertical.edges) // max(_PART, (vertical.stop - vertical.start) // 512))
+    wide = -(-_widest(horizontal.edges) // (2 * tiling.columns))
+    pixels = math.prod(s.batch) * s.heads * vertical.bins * high * horizontal.bins
+    if 4 * pixels * wide > max(_PARTS, 8 * pixels):
+        wide = 1
+    down, across = finer(vertical.edges, high), finer(horizontal.edges, wide)
+    as_floats = _widest(across) <= 2 * tiling.columns
+    return rows_of(down, s.queries, tiling.rows, device), columns_of(across, device), (high, wide), as_floats
+
+
+def _widest(edges: np.ndarray) -> int:
+    return int(np.diff(edges).max())
 
 
 def _masks(call: Call) -> dict[str, Any] | None:
@@ -261,7 +298,7 @@ def _masks(call: Call) -> dict[str, Any] | None:
         return {"intervals": None, "starts": False, "table": None}
     if _is_positional(mask):
         both = _intervals(mask, s.queries, s.keys, device)
-        return {"intervals": both, "starts": not _from_the_first(mask), "table": None}
+        return {"intervals": both, "starts": not from_the_first(mask), "table": None}
     rules, tables = split(mask)
     intervals: tuple[Tensor, Tensor] | None = None
     for rule in rules:
@@ -278,7 +315,7 @@ def _masks(call: Call) -> dict[str, Any] | None:
     if tables:
         table = _four_axes(tables[0].tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, device), call)
     every = None if intervals is None else tuple(_per_batch(x, call) for x in intervals)
-    return {"intervals": every, "starts": not all(_from_the_first(rule) for rule in rules), "table": table}
+    return {"intervals": every, "starts": not all(from_the_first(rule) for rule in rules), "table": table}
 
 
 def _is_positional(mask: Mask | None) -> bool:
@@ -286,7 +323,7 @@ def _is_positional(mask: Mask | None) -> bool:
     return mask is None or isinstance(mask, Band | Prefix)
 
 
-def _from_the_first(mask: Mask) -> bool:
+def from_the_first(mask: Mask) -> bool:
     """Whether every row that sees anything sees key 0."""
     return isinstance(mask, Prefix) or (isinstance(mask, Band) and mask.left is None)
 
@@ -298,23 +335,6 @@ def _intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> tup
     assert both is not None
     first, stop = (x.to(torch.int32).reshape(1, queries).contiguous() for x in both)
     return first, stop
-
-
-def _seen(
-    mask: Mask | None,
-    s: Sizes,
-    device: torch.device,
-    rows: Slots,
-    columns: Slots,
-    tiling: Tiling,
-    pictured: bool,
-    sides: bool,
-) -> Tensor:
-    from sightline.kernels.layout import chunks, tiles_seen
-
-    intervals = None if mask is None else _intervals(mask, s.queries, s.keys, device)
-    chunk = chunks(rows, tiling, pictured)
-    return tiles_seen(intervals, rows, columns, tiling, *chunk, s.keys - s.queries, sides, device)
 
 
 def _per_batch(x: Tensor, call: Call) -> Tensor:
@@ -337,51 +357,3 @@ def _four_axes(table: Tensor, call: Call) -> Tensor:
     else:
         table = table.expand(*s.batch, *table.shape[-3:]).reshape(-1, *table.shape[-3:])
     return table.expand(size, s.heads, s.queries, s.keys)
-
-
-def _whole(s: Sizes) -> tuple[Slots, Slots]:
-    """All rows and columns, without a picture."""
-    from sightline.kernels.layout import Slots
-
-    return Slots(0, s.queries, 1, s.queries), Slots(0, s.keys, 1, s.keys)
-
-
-def _columns(axis: Axis, device: torch.device) -> Slots:
-    """The slots of a picture's columns: cells as they are if pixels are of one handy size, else padded pixels."""
-    group = min(axis.regular & -axis.regular, _POOLED)
-    if group >= 8:
-        return _as_they_are(axis, group=group)
-    return _padded(axis, device, 16 if _widest(axis) > 8 else 8)
-
-
-def _rows(axis: Axis, device: torch.device, height: int) -> Slots:
-    """The slots of a picture's rows: a tile of some height takes a few rows of several pixels, or of one large one."""
-    widest = _widest(axis)
-    taken = min(_TAKEN, height // 8, max(2, 1 << (widest - 1).bit_length()))
-    # A chunk of several large pixels would be a large part of the map.
-    if widest >= 2 * height and height // taken * widest > (axis.stop - axis.start) // 16:
-        taken = height
-    if axis.regular and axis.regular % taken == 0:
-        return _as_they_are(axis, apart=height // taken)
-    return _padded(axis, device, taken, height // taken)
-
-
-def _widest(axis: Axis) -> int:
-    return int((axis.edges[1:] - axis.edges[:-1]).max())
-
-
-def _as_they_are(axis: Axis, group: int = _POOLED, apart: int = 1) -> Slots:
-    from sightline.kernels.layout import Slots
-
-    return Slots(axis.start, axis.stop - axis.start, axis.bins, axis.regular, None, group, apart)
-
-
-def _padded(axis: Axis, device: torch.device, unit: int, apart: int = 1) -> Slots:
-    """Pixels of so many slots, a multiple of the unit, that the widest fits."""
-    from sightline.kernels.layout import Slots
-
-    length, cell = axis.stop - axis.start, axis.regular
-    pixel = -(-_widest(axis) // unit) * unit
-    edges = torch.from_numpy(axis.edges).to(device, torch.int32)
-    per, of = (1, cell) if cell else (axis.bins, length)
-    return Slots(axis.start, length, axis.bins, pixel, edges, unit, apart, per, of)
