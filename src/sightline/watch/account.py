@@ -7,6 +7,7 @@ can be joined and made coarser exactly, which a growing run needs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,10 @@ from torch import Tensor
 from sightline.attention.tiles import Columns, scaled_rows
 from sightline.errors import InputTypeError, explain
 from sightline.lens import Picture, Sight, Top
-from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
+from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Seen, Strongest
 from sightline.lens.geometry import Axis
 from sightline.lens.html import cell_for
-from sightline.lens.levels import Levels
+from sightline.lens.levels import Levels, level_of
 from sightline.lens.requests import ROW_STATS, parse
 from sightline.lens.walk import see, walk
 from sightline.masks import Band
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # Cells of a map, over batch and heads, up to which it is computed whole.
 _WHOLE = 1 << 22
+# The logarithm of a row's sum may be off by this, and by this much of itself.
+_OFF = 0.02
 # Bins of one layer's overview over batch and heads: 64 MiB.
 _BINS = 1 << 24
 
@@ -100,16 +103,20 @@ def cells_for(maps: int, queries: int, keys: int) -> tuple[int, int]:
 
 
 def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, Tensor]:
-    """Every statistic of one call, by name, on the device of the call."""
+    """Every statistic of one call, by name, on the device of the call.
+
+    Of several small calls of one kind at once, in an axis before the batch; what is said of queries has no such axis.
+    """
     with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
         found = {"row": row}
         levels, s = Levels(call, row), call.sizes
-        cells = s.batch[0] * s.heads * s.queries * s.keys
         rows = list(wanted.rows)
         cross = place.query_position < 0
-        if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call):
+        if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call, place.steps):
             rows.append("distance")
-        if cells <= _WHOLE:
+        if len(s.batch) > 1 or is_small(call):
+            if call.device.type == "cuda":
+                levels.assume()
             weights = _whole(levels, rows, wanted, place, found)
         else:
             weights = None
@@ -119,7 +126,18 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
         return found
 
 
-def distance_is_known(call: Call) -> bool:
+def cells_of(call: Call) -> int:
+    """The cells of a call's maps, over batch and heads."""
+    s = call.sizes
+    return math.prod(s.batch) * s.heads * s.queries * s.keys
+
+
+def is_small(call: Call) -> bool:
+    """Whether a call's maps are computed whole."""
+    return cells_of(call) <= _WHOLE
+
+
+def distance_is_known(call: Call, steps: bool = False) -> bool:
     """Whether the mean distance follows from what each key received.
 
     No key comes after its query, none is padding, and no sink has made the rows count differently.
@@ -127,7 +145,7 @@ def distance_is_known(call: Call) -> bool:
     mask = call.mask
     if call.sinks is not None:
         return False
-    return call.sizes.queries == 1 or (isinstance(mask, Band) and mask.right is not None and mask.right <= 0)
+    return steps or call.sizes.queries == 1 or (isinstance(mask, Band) and mask.right is not None and mask.right <= 0)
 
 
 def _whole(levels: Levels, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> Tensor | None:
@@ -140,10 +158,21 @@ def _whole(levels: Levels, rows: list[str], wanted: Wanted, place: Place, found:
         for part in parts.values():
             part.add(tile)
         weights = tile.weights
+        if place.steps:
+            found["off"] = _off(tile, levels)
     _collect(parts, found)
     if wanted.pictures:
         _pictures(levels, wanted, found)
     return weights
+
+
+def _off(tile: Seen, levels: Levels) -> Tensor:
+    """Which rows of these keys do not add up to what the kernel found: it had others. `[..., queries]`"""
+    if tile.shares is None or tile.level is None:
+        return torch.zeros_like(levels.row, dtype=torch.bool)
+    number = level_of(levels.row)
+    lacks = tile.shares.sum(-1).log() + (tile.level[..., 0] - number)
+    return (lacks.abs() > _OFF + _OFF * number.abs()) & levels.row.isfinite() & lacks.isfinite()
 
 
 def _by_tiles(levels: Levels, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> None:

@@ -32,12 +32,13 @@ class Place:
     query_position: int  # where the first query stands among all keys; negative for cross-attention
     cell: tuple[int, int]
     repeats: Tensor | None = None  # [batch, queries]: where an induction head would look
+    steps: bool = False  # the queries are steps of a generation, one key further each
 
 
 def shares(
     levels: Levels,
     place: Place,
-    weights: Float[Tensor, "batch heads queries keys"] | None,
+    weights: Float[Tensor, "*layers batch heads queries keys"] | None,
 ) -> dict[str, Tensor]:
     """The shares of every query, by name; from the map itself, where it is at hand.
 
@@ -55,11 +56,11 @@ def shares(
         wanted |= {"same": offset, "previous": offset - 1}
         if place.repeats is not None:
             keys = place.repeats.to(device)
-            found["repeated"] = (keys >= 0).expand(s.batch[0], s.queries)
+            found["repeated"] = (keys >= 0).expand(s.batch[-1], s.queries)
             wanted["induction"] = torch.where(keys >= place.first_key, keys - place.first_key, -1)
         if real is not None:
             inside = (torch.arange(s.queries, device=device)[None] + offset).clamp(0, s.keys - 1)
-            found["real"] = real.gather(-1, inside.expand(real.shape[0], -1)).expand(s.batch[0], s.queries)
+            found["real"] = real.gather(-1, inside.expand(real.shape[0], -1)).expand(s.batch[-1], s.queries)
     if weights is None:
         return found | {name: weights_at(levels, keys) for name, keys in wanted.items()}
     return found | _from_map(weights, wanted)
@@ -72,11 +73,11 @@ def _first(real: Tensor | None, place: Place, device: torch.device) -> Tensor:
 
 
 def _from_map(weights: Tensor, wanted: dict[str, Tensor | int]) -> dict[str, Tensor]:
-    batch, heads, queries, keys = weights.shape
+    batch, _, queries, keys = weights.shape[-4:]
     places = torch.arange(queries, device=weights.device)[None]
     chosen = [places + at if isinstance(at, int) else at for at in wanted.values()]
     index = torch.stack([at.expand(batch, queries) for at in chosen], -1)[:, None]  # [batch, 1, queries, shares]
-    picked = weights.gather(-1, index.clamp(0, keys - 1).expand(-1, heads, -1, -1))
+    picked = weights.gather(-1, index.clamp(0, keys - 1).expand(*weights.shape[:-1], -1))
     picked = picked.masked_fill((index < 0) | (index >= keys), 0.0)
     return dict(zip(wanted, picked.unbind(-1)))
 
