@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from sightline.watch.folder import Writer
+    from sightline.watch.gather import Gather
     from sightline.watch.seen import Seen
     from sightline.watch.tokens import Reader
 
@@ -66,16 +67,25 @@ class Follow:
 
     def step(self, name: str, k: Tensor, first_key: int, cross: bool) -> None:
         """Take in the keys of a call; what was there before is compared, and the answer is left for `moved`."""
-        new = marks(k)
-        if name in self.known:
-            first, old = self.known[name]
-            start = max(first, first_key)  # a window has let the first keys go
-            old, again = old[:, start - first :], new[:, start - first_key :]
-            if again.shape[1] < old.shape[1] or (cross and again.shape != old.shape):
-                self.changed.append(torch.ones((), dtype=torch.bool))
-            else:
-                self.changed.append((again[:, : old.shape[1]] != old).any())
+        self.take(name, marks(k), first_key, cross)
+
+    def take(self, name: str, new: Int[Tensor, "batch keys"], first_key: int, cross: bool) -> None:
+        """Take in the marks of a call's keys."""
+        changed = self.changes(name, new, first_key, cross)
+        if changed is not None:
+            self.changed.append(changed)
         self.known[name] = first_key, new
+
+    def changes(self, name: str, new: Int[Tensor, "batch keys"], first_key: int, cross: bool = False) -> Tensor | None:
+        """Whether keys are not what they were; None if nothing is known of them."""
+        if name not in self.known:
+            return None
+        first, old = self.known[name]
+        start = max(first, first_key)  # a window has let the first keys go
+        old, again = old[:, start - first :], new[:, start - first_key :]
+        if again.shape[1] < old.shape[1] or (cross and again.shape != old.shape):
+            return torch.ones((), dtype=torch.bool, device=new.device)
+        return (again[:, : old.shape[1]] != old).any()
 
     def moved(self) -> bool:
         """Whether keys changed since this was asked last; on a GPU it waits for the pass."""
@@ -94,6 +104,7 @@ class Following:
     seen: Seen
     reader: Reader
     writer: Writer | None
+    gather: Gather
     _restart: Callable[[], None]
 
     def begin_following(self) -> None:
@@ -148,17 +159,26 @@ class Following:
         parts = [part for layer in self._followed() if layer.kind == "self" for part in layer.parts]
         return min([self.passes, *(part.turn for part in parts if part.end_key > key)])
 
+    def _start_of(self, turn: int) -> int:
+        """The pass from which on all that was accounted for together with this one goes: a sum is not taken apart."""
+        parts = [part for layer in self._followed() for part in layer.parts]
+        while (first := min((part.turn for part in parts if part.turn < turn <= part.last), default=turn)) < turn:
+            turn = first
+        return turn
+
     def _settle(self) -> None:
         """A pass is over: were the keys in its caches those that had been seen?"""
+        self.gather.end_pass()
         if self.follow.moved() and self.lost is None:
             self._lose(self.passes, MOVED)
 
     def _lose(self, turn: int, why: str) -> None:
         """Stop following the run: what was seen before this pass still holds and stays, the rest goes."""
         self.lost = why
+        turn = self._start_of(turn)
         self.reader.back(self.read, self.tokens.get(turn, 0))
         for layer in self._followed():
-            if layer.parts[-1].turn >= turn:
+            if layer.parts[-1].last >= turn:
                 if not layer.back(turn):
                     self._drop(layer.name)
                 self._say_unseen(layer.name, why)

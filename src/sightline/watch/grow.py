@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,27 +25,51 @@ from sightline.watch.kept import KeptSight, gather_bins
 from sightline.watch.mods import Stacked
 from sightline.watch.shares import real_keys
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+
+class Arriving(Protocol):
+    """Statistics on their way to the CPU."""
+
+    def result(self) -> dict[str, Tensor]: ...
+
+
+class Piece(NamedTuple):
+    """What one call saw: a mask for its queries, and its keys from first to end."""
+
+    mask: Mask | None
+    queries: int
+    first_key: int
+    end_key: int
 
 
 @dataclass
 class Part:
-    """One call of a layer: its sizes, its mask, and its statistics on the CPU (or on their way there)."""
+    """One call of a layer, or some steps: sizes, masks, and statistics on the CPU (or on their way there)."""
 
     call: Call  # without q and k
     row: int
     first_key: int
     end_key: int
     cell: tuple[int, int]  # queries and keys of a bin of its overview
-    arriving: dict[str, Tensor] | Future[dict[str, Tensor]]
+    arriving: dict[str, Tensor] | Arriving | None  # None while it waits for others, to be accounted for with them
     turn: int = 0  # the pass it is of
+    steps: list[Piece] | None = None  # of several passes, one query each
+    last: int = 0  # the last of these passes
+
+    def __post_init__(self) -> None:
+        self.last = max(self.last, self.turn)
 
     @property
     def found(self) -> dict[str, Tensor]:
+        assert self.arriving is not None
         if not isinstance(self.arriving, dict):
             self.arriving = self.arriving.result()
         return self.arriving
+
+    @property
+    def pieces(self) -> list[Piece]:
+        if self.steps is not None:
+            return self.steps
+        return [Piece(self.call.mask, self.call.sizes.queries, self.first_key, self.end_key)]
 
 
 @dataclass
@@ -61,6 +85,7 @@ class Layer:
     parts: list[Part] = field(default_factory=list)
     on_disk: Callable[[], KeptSight] | None = None
     freed: int = 0  # parts whose q and k are on disk alone
+    settle: Callable[[], object] | None = None  # what accounts for the parts that wait
     _sight: tuple[int, KeptSight] | None = None
 
     @property
@@ -71,17 +96,28 @@ class Layer:
     def keys(self) -> int:
         return max(part.end_key for part in self.parts)
 
+    @property
+    def calls(self) -> int:
+        return sum(len(part.pieces) for part in self.parts)
+
+    def arrive(self) -> None:
+        """Have all parts accounted for."""
+        if self.settle is not None:
+            self.settle()
+
     def sight(self) -> KeptSight:
         """The account of all parts, as one sight; made anew when the layer has grown."""
-        if self._sight is not None and self._sight[0] == len(self.parts):
+        self.arrive()
+        if self._sight is not None and self._sight[0] == self.queries:
             return self._sight[1]
         sight = join(self)
         if not self.freed:
-            self._sight = (len(self.parts), sight)
+            self._sight = (self.queries, sight)
         return sight
 
     def rows(self, name: str) -> Tensor | None:
         """A number per row, such as `previous`, over all parts; None if some part has none."""
+        self.arrive()
         found = [part.found.get(name) for part in self.parts]
         if all(x is None for x in found):
             return None
@@ -90,7 +126,7 @@ class Layer:
 
     def back(self, turn: int) -> bool:
         """Take back the parts of this pass and of those after it. Whether something is left."""
-        self.parts, self._sight = [part for part in self.parts if part.turn < turn], None
+        self.parts, self._sight = [part for part in self.parts if part.last < turn], None
         read = self.on_disk
         if self.parts and read is not None and self.freed > len(self.parts):
             rows, keys = self.queries, self.keys
@@ -100,8 +136,8 @@ class Layer:
     def forget(self, read: Callable[[], KeptSight]) -> None:
         """Leave q and k out of memory: they are on disk, and read from there when they are needed."""
         for part in self.parts:
-            part.found.pop("q", None)
-            part.found.pop("k", None)
+            for name in ("q", "k") if part.arriving is not None else ():
+                part.found.pop(name, None)
         self.on_disk, self.freed, self._sight = read, len(self.parts), None
 
 
@@ -259,51 +295,54 @@ def _mask(layer: Layer) -> Mask | None:
     parts = layer.parts
     if len(parts) == 1 and not parts[0].first_key:
         return parts[0].call.mask
-    masks = [part.call.mask for part in parts]
+    pieces = [piece for part in parts for piece in part.pieces]
     if layer.kind == "cross":
-        return masks[-1]
-    simple = _growing(layer)
-    if simple is not None:
-        return simple
-    return Stacked([(part.call.mask, part.call.sizes.queries, part.first_key, part.end_key) for part in parts])
+        return pieces[-1].mask
+    simple = _growing(layer, pieces)
+    return Stacked(pieces) if simple is None else simple
 
 
-def _growing(layer: Layer) -> Mask | None:
+def _growing(layer: Layer, pieces: list[Piece]) -> Mask | None:
     """Causal (or a window, or a prefix) and the latest padding, if that is what all parts say."""
-    parts = layer.parts
     bands: list[Band | None] = []
     real: Tensor | None = None  # [batch, keys]
-    for part in parts:
-        pieces = _pieces(part.call.mask)
-        own = [piece for piece in pieces if isinstance(piece, Band)]
-        rest = [piece for piece in pieces if not isinstance(piece, Band)]
-        if len(own) > 1 or not all(isinstance(piece, Padding) for piece in rest):
+    for mask, queries, first_key, end_key in pieces:
+        both = band_and_padding(mask)
+        if both is None:
             return None
-        s = part.call.sizes
-        band = own[0] if own else None
-        if band is not None and band.align == "start" and s.queries != s.keys:
+        band, keys = both[0], end_key - first_key
+        if band is not None and band.align == "start" and queries != keys:
             return None
         bands.append(band)
-        marks = real_keys(part.call.mask, s.keys, torch.device("cpu"))
+        marks = real_keys(mask, keys, torch.device("cpu")) if both[1] else None
         if marks is not None:
             if real is None:
                 real = torch.ones(marks.shape[0], layer.keys, dtype=torch.bool)
-            real[:, part.first_key : part.end_key] &= marks
+            real[:, first_key:end_key] &= marks
     lefts = {band.left for band in bands if band is not None}
     if len(lefts) > 1 or any(band is not None and band.right != 0 for band in bands):
         return None
     left = lefts.pop() if lefts else None
-    first = parts[0]
-    open_start = bands[0] is None and first.call.sizes.queries > 1
-    for band, part in zip(bands[1:], parts[1:]):
-        if band is None and part.call.sizes.queries > 1:
+    first = pieces[0]
+    open_start = bands[0] is None and first.queries > 1
+    for band, piece in zip(bands[1:], pieces[1:]):
+        if band is None and piece.queries > 1:
             return None
-        if band is None and left is not None and part.end_key - part.first_key > left + 1:
+        if band is None and left is not None and piece.end_key - piece.first_key > left + 1:
             return None
-    if open_start and (left is not None or first.row or first.call.sizes.queries != first.end_key):
+    if open_start and (left is not None or layer.parts[0].row or first.queries != first.end_key):
         return None
     rule: Mask = prefix(first.end_key) if open_start else causal() if left is None else Band(left, 0)
     return rule if real is None else rule & padding(real)
+
+
+def band_and_padding(mask: Mask | None) -> tuple[Band | None, bool] | None:
+    """The band of a mask that is a band, padding, or both, and whether there is padding; None if it is more."""
+    pieces = _pieces(mask)
+    bands = [piece for piece in pieces if isinstance(piece, Band)]
+    if len(bands) > 1 or not all(isinstance(piece, Band | Padding) for piece in pieces):
+        return None
+    return bands[0] if bands else None, len(bands) < len(pieces)
 
 
 def _pieces(mask: Mask | None) -> list[Mask]:

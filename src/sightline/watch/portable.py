@@ -15,7 +15,7 @@ from sightline.positions import Alibi
 from sightline.watch.mods import ModBias, ModMask, Stacked
 
 if TYPE_CHECKING:
-    from sightline.attention.call import BiasLike
+    from sightline.attention.call import BiasLike, Call
 
 # A mask or bias that is a function is written out for a file up to this many cells: 64 MB of booleans.
 _WRITTEN = 1 << 26
@@ -86,6 +86,26 @@ def bias_heads(bias: BiasLike, heads: Sequence[int]) -> BiasLike:
         function, numbers = bias.function, torch.tensor(list(heads), device=bias.device)
         return ModBias(lambda b, h, i, j: function(b, numbers[h], i, j), bias.batch, len(heads), bias.device)
     return bias
+
+
+def some_heads(call: Call, row: Tensor, heads: list[int]) -> tuple[Call, Tensor]:
+    """Some of the heads of a call, each with a key head of its own, and the numbers of their rows."""
+    groups = call.sizes.groups
+    index = torch.tensor(heads, device=call.device)
+    sinks = call.sinks
+    if sinks is not None:
+        sinks = sinks.expand(*sinks.shape[:-1], call.sizes.heads).index_select(-1, index)
+    k = call.k.index_select(-3, index // groups)
+    part = call.replace(
+        q=call.q.index_select(-3, index),
+        k=k,
+        v=k,
+        sizes=call.sizes._replace(heads=len(heads), kv_heads=len(heads)),
+        mask=mask_heads(call.mask, heads),
+        bias=bias_heads(call.bias, heads),
+        sinks=sinks,
+    )
+    return part, row.index_select(-2, index)
 
 
 def has_table(mask: Mask | None) -> bool:

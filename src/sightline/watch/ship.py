@@ -7,6 +7,7 @@ memory by all cores: touching new memory takes longest, and one core alone would
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sightline.lens.memory import together, trim
+from sightline.watch.grow import Arriving
 
 # Layers whose results may be under way to the CPU at a time.
 _UNDER_WAY = 4
@@ -23,8 +25,60 @@ _LARGE = 1 << 20
 # Layers of that size after which the heap is trimmed: what stays of each, however small, keeps the model's memory from
 # being used again as a whole.
 _TRIM = 16
+# Bytes up to which a copy needs no thread: it goes to memory that the GPU writes into by itself, and lies there.
+_PINNED = 4 << 20
 # Bytes that are copied at a time.
 _STAGE = 32 << 20
+
+
+class Packed:
+    """Tensors of several layers as one piece of memory, and where each lies in it."""
+
+    def __init__(self, layers: list[dict[str, Tensor]]) -> None:
+        # What several layers share is taken along once; wider numbers first, so that each lies where it may.
+        every = {id(x): x for layer in layers for x in layer.values()}
+        tensors = sorted(every.values(), key=lambda x: -x.element_size())
+        flat = [x.contiguous().view(-1).view(torch.uint8) for x in tensors]
+        ends = itertools.accumulate(x.numel() for x in flat)
+        place = {id(x): (end - one.numel(), end) for x, one, end in zip(tensors, flat, ends)}
+        self.layout = [{n: (*place[id(x)], x.dtype, x.shape) for n, x in layer.items()} for layer in layers]
+        self.bytes = torch.cat(flat)
+        self.arriving: dict[str, Tensor] | Arriving | None = None
+        self.here: Tensor | None = None
+
+    def start(self) -> None:
+        """Copy it without waiting, in the model's own stream."""
+        self.pinned = torch.empty(self.bytes.shape, dtype=torch.uint8, pin_memory=True)
+        self.pinned.copy_(self.bytes, non_blocking=True)
+        self.ready = torch.cuda.Event()
+        self.ready.record(torch.cuda.current_stream(self.bytes.device))
+
+    def get(self) -> Tensor:
+        if self.here is None:
+            if self.arriving is None:
+                self.ready.synchronize()
+                self.here = self.pinned.clone()
+                del self.pinned
+            else:
+                self.here = (self.arriving if isinstance(self.arriving, dict) else self.arriving.result())[""]
+                self.arriving = None
+            self.bytes = self.here[:0]
+        return self.here
+
+    def of(self, layer: int) -> Arriving:
+        return Share(self, layer)
+
+
+class Share:
+    """One layer of what is on its way."""
+
+    def __init__(self, packed: Packed, layer: int) -> None:
+        self.packed, self.layer = packed, layer
+
+    def result(self) -> dict[str, Tensor]:
+        here = self.packed.get()
+        layout = self.packed.layout[self.layer]
+        return {n: here[start:end].view(dtype).view(shape) for n, (start, end, dtype, shape) in layout.items()}
 
 
 class Shipper:
@@ -65,6 +119,18 @@ class Shipper:
         except BaseException:
             self._room.release()
             raise
+
+    def send_all(self, layers: list[dict[str, Tensor]]) -> list[dict[str, Tensor] | Arriving]:
+        """The tensors of several layers on the CPU; from a GPU all in one copy."""
+        device = next(iter(layers[0].values())).device
+        if device.type != "cuda":
+            return [self.send(layer) for layer in layers]
+        packed = Packed(layers)
+        if packed.bytes.nbytes <= _PINNED:
+            packed.start()
+        else:
+            packed.arriving = self.send({"": packed.bytes})
+        return [packed.of(i) for i in range(len(layers))]
 
     def _fetch(self, tensors: dict[str, Tensor], ready: torch.cuda.Event, stream: torch.cuda.Stream) -> dict:
         try:

@@ -45,7 +45,7 @@ def is_due(who: Audience, known: bool) -> bool:
         return True
     watcher, name = who.wanting[0]
     layer = watcher.seen._layers.get(name)
-    calls = len(getattr(layer, "parts", ()))
+    calls = getattr(layer, "calls", 0)
     return calls < 4 or calls & (calls - 1) == 0
 
 

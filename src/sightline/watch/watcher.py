@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
+from sightline.masks import Band
 from sightline.watch import compiled, hf, state, unseen
 from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
@@ -20,9 +21,10 @@ from sightline.watch.choose import HeadChoice, LayerChoice
 from sightline.watch.fast import is_plain_layer
 from sightline.watch.folder import Writer
 from sightline.watch.follow import Following
+from sightline.watch.gather import Gather, Waiting
 from sightline.watch.grow import Layer, Part
 from sightline.watch.mode import WatchMode
-from sightline.watch.portable import bias_heads, mask_heads, mask_to
+from sightline.watch.portable import mask_to, some_heads
 from sightline.watch.seen import Seen
 from sightline.watch.shares import Place
 from sightline.watch.ship import Shipper
@@ -32,6 +34,7 @@ from sightline.watch.where import inner, names_of
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
+    from sightline.masks import Mask
 
 
 class Looked(NamedTuple):
@@ -66,6 +69,7 @@ class Watcher(Following):
         self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
         self.ship, self.tables = Shipper(), Tables()
         self.moved: dict[int, tuple[Any, Any]] = {}  # masks and biases of this pass, and their copies on the CPU
+        self.own: dict[int, tuple[Any, Any]] = {}  # masks of this pass, and copies that nobody writes into
         self.stack = ExitStack()
         self.passes = self.depth = 0
         self.order: dict[str, int] = {}
@@ -74,7 +78,8 @@ class Watcher(Following):
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
         self.begin_following()
-        self.repeats: tuple[Tensor, Tensor] | None = None
+        self.repeats: tuple[Tensor, int, Tensor] | None = None  # of ids, up to a key
+        self.gather = Gather(self)
 
     def __enter__(self) -> Seen:
         if self.used:
@@ -106,11 +111,12 @@ class Watcher(Following):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._settle()
+        self.gather.flush()
         self._let_go(self.layers)
         self.stack.close()
         self.ship.close()
         self.tables.clear()
-        self.moved = {}
+        self.moved, self.own = {}, {}
         self.reader.arrive()
         if self.writer is not None:
             self.writer.finish(complete=kind is None)
@@ -184,7 +190,7 @@ class Watcher(Following):
         self.counts = {}
         self.continues = False
         self.repeats = None
-        self.moved = {}
+        self.moved, self.own = {}, {}
         if self.writer is not None:
             self.writer.maybe_write()
 
@@ -238,6 +244,7 @@ class Watcher(Following):
                 UserWarning,
                 stacklevel=2,
             )
+        self.gather.forget()
         self.seen._layers.clear()
         self._follow_anew()
         self.seen.meta["runs"] += 1
@@ -253,35 +260,61 @@ class Watcher(Following):
         layer = self.seen._layers.get(full)
         if not self._is_followed(full, s.batch):
             return
-        heads = self.heads(name, s.heads)
-        if heads is not None:
-            call, row = _some_heads(call, row, heads)
         if layer is None:
             kind = "cross" if first_query < 0 else "self"
-            layer = Layer(full, self.order[name], kind, type(module).__name__, heads, self.wanted)
+            layer = Layer(full, self.order[name], kind, type(module).__name__, self.heads(name, s.heads), self.wanted)
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
-        rows = layer.queries if layer.parts else 0
-        cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
-        place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
         with torch.inference_mode(False), torch.no_grad():
-            self.follow.step(full, looked.call.k, first_key, layer.kind == "cross")
-            found = account(call, row, self.wanted, place)
-            if self.keep:
-                new = call.k if not layer.parts else call.k[..., -s.queries :, :]
-                own = layer.kind == "cross" and layer.parts
-                found["q"] = _own(call.q)
-                found["k"] = call.k[..., :0, :] if own else _own(new)
-            if call.sinks is not None:
-                found["sinks"] = _own(call.sinks)
-            mask = self._once(call.mask, lambda: mask_to(call.mask, "cpu"))
-            bias = None
-            if self.keep:
-                bias = self._once(call.bias, lambda: _to_cpu(call.bias))
-            about = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
-        layer.parts.append(Part(about, place.row, first_key, end_key, cell, self.ship.send(found), self.passes))
+            if self.gather.step(layer, call, row, first_query, first_key):
+                return
+            if layer.heads is not None:
+                call, row = some_heads(call, row, layer.heads)
+            rows = layer.queries if layer.parts else 0
+            cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
+            place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
+            part = Part(call, rows, first_key, end_key, cell, None, self.passes)
+            self._account(layer, part, looked, call, row, place)
         if self.writer is not None and len(layer.parts) == 1:
             self.writer.add(layer)
+
+    def _account(self, layer: Layer, part: Part, looked: Looked, call: Call, row: Tensor, place: Place) -> None:
+        """The statistics of a call: at once, or together with others."""
+        waits = self.gather.takes(call, call.device)
+        if waits:
+            call = call.replace(q=_own(call.q), k=_own(call.k), mask=self.own_mask(call))
+        found = {}
+        if self.keep:
+            new = call.k if not layer.parts else call.k[..., -call.sizes.queries :, :]
+            own = layer.kind == "cross" and layer.parts
+            found["q"] = call.q if waits else _own(call.q)
+            found["k"] = call.k[..., :0, :] if own else new if waits and new is call.k else _own(new)
+        if call.sinks is not None:
+            found["sinks"] = _own(call.sinks)
+        mask = self._once(call.mask, lambda: mask_to(call.mask, "cpu"))
+        bias = None
+        if self.keep:
+            bias = self._once(call.bias, lambda: _to_cpu(call.bias))
+        part.call = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
+        if waits:
+            whole = layer.heads is None
+            if not whole:
+                self.follow.step(layer.name, looked.call.k, part.first_key, layer.kind == "cross")
+            layer.parts.append(part)
+            self.gather.add(Waiting(layer, part, call, row, place, call.k if whole else None, found))
+        else:
+            self.follow.step(layer.name, looked.call.k, part.first_key, layer.kind == "cross")
+            part.arriving = self.ship.send(account(call, row, self.wanted, place) | found)
+            layer.parts.append(part)
+
+    def own_mask(self, call: Call) -> Mask | None:
+        """A copy of a mask where it was, made once in a pass: nobody writes into it."""
+        mask = call.mask
+        if mask is None or isinstance(mask, Band):
+            return mask
+        if id(mask) not in self.own:
+            self.own[id(mask)] = (mask, mask_to(mask, call.device))
+        return self.own[id(mask)][1]
 
     def _once(self, thing: Any, make: Callable[[], Any]) -> Any:
         """A copy on the CPU of something that layers share, made once in a pass."""
@@ -291,15 +324,26 @@ class Watcher(Following):
 
     def _repeats(self, name: str, looked: Looked, end_key: int) -> Tensor | None:
         """Where an induction head would look, from the tokens; the same for all layers of a pass."""
-        if not self.wanted.shares or looked.first_query < 0:
-            return None
+        fits = looked.first_query >= 0 and self.ids_fit(name, looked.call.sizes.batch[0], end_key)
+        return self.repeats_at(name, looked.first_query, end_key) if fits else None
+
+    def _ids(self, name: str) -> Tensor | None:
         encodes = self.encoder is not None and name.startswith(f"{self.names[id(self.encoder)]}.")
-        ids = self.reader.memory if encodes else self.reader.ids
-        if ids is None or ids.shape != (looked.call.sizes.batch[0], end_key):
+        return self.reader.memory if encodes else self.reader.ids
+
+    def ids_fit(self, name: str, batch: int, end_key: int) -> bool:
+        """Whether the tokens of all keys up to here are known, and of use."""
+        ids = self._ids(name) if self.wanted.shares else None
+        return ids is not None and ids.shape == (batch, end_key)
+
+    def repeats_at(self, name: str, first_query: int, end_key: int) -> Tensor | None:
+        """The same for the queries from one on, up to a key; more tokens may have come since."""
+        ids = self._ids(name)
+        if ids is None or ids.shape[-1] < end_key:
             return None
-        if self.repeats is None or self.repeats[0] is not ids:
-            self.repeats = (ids, repeats(ids))
-        return self.repeats[1][:, looked.first_query :]
+        if self.repeats is None or self.repeats[0] is not ids or self.repeats[1] != end_key:
+            self.repeats = (ids, end_key, repeats(ids[:, :end_key]))
+        return self.repeats[2][:, first_query:]
 
 
 def _to_cpu(bias: Any) -> Any:
@@ -309,25 +353,6 @@ def _to_cpu(bias: Any) -> Any:
 def _own(x: Tensor) -> Tensor:
     """A copy: the model may write into its own tensors, and a view would hold what it is a view of."""
     return x.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _some_heads(call: Call, row: Tensor, heads: list[int]) -> tuple[Call, Tensor]:
-    groups = call.sizes.groups
-    index = torch.tensor(heads, device=call.device)
-    sinks = call.sinks
-    if sinks is not None:
-        sinks = sinks.expand(*sinks.shape[:-1], call.sizes.heads).index_select(-1, index)
-    k = call.k.index_select(1, index // groups)
-    part = call.replace(
-        q=call.q.index_select(1, index),
-        k=k,
-        v=k,
-        sizes=call.sizes._replace(heads=len(heads), kv_heads=len(heads)),
-        mask=mask_heads(call.mask, heads),
-        bias=bias_heads(call.bias, heads),
-        sinks=sinks,
-    )
-    return part, row.index_select(1, index)
 
 
 def _meta(model: nn.Module) -> dict[str, Any]:

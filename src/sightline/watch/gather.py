@@ -1,0 +1,374 @@
+"""Small calls wait for others of their kind, and are accounted for together.
+
+The account of a small map is some dozen operations, whose start takes longer than they do. So the layers of a pass wait
+until it ends, with copies of q and k, and the steps of a generation until there are some (`steps.py`). All that are
+alike are one batch. Whoever asks for a layer's sight has what waits accounted for first.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sightline.masks import Band, Mask, Prefix
+from sightline.watch.account import account, cells_for, cells_of, is_small
+from sightline.watch.follow import MOVED, marks
+from sightline.watch.grow import Layer, Part
+from sightline.watch.portable import mask_to, some_heads
+from sightline.watch.shares import Place
+from sightline.watch.steps import Block, Sees, Step, differ, sees
+
+if TYPE_CHECKING:
+    from sightline.attention.call import Call
+    from sightline.watch.watcher import Watcher
+
+# Steps of a generation that are accounted for at once.
+STEPS = 32
+# Bytes that may wait.
+_BYTES = 64 << 20
+# Cells of a call that waits, and of all that are accounted for at once. On a CPU what does not fit its cache is slower.
+_CELLS = {"cpu": (1 << 17, 1 << 19), "cuda": (1 << 22, 1 << 23)}
+
+
+class Waiting(NamedTuple):
+    """A call that waits, with copies of its q and k."""
+
+    layer: Layer
+    part: Part
+    call: Call
+    row: Tensor
+    place: Place
+    k: Tensor | None  # of all heads, to be followed; None if it is followed already
+    more: dict[str, Tensor]
+
+    def kind(self) -> tuple:
+        """What calls have in common that can be accounted for at once."""
+        call, place = self.call, self.place
+        return (
+            (call.q.shape, call.k.shape, call.q.dtype, call.k.dtype, self.row.dtype, call.q.device),
+            (call.scale, call.softcap, _key(call.mask), None if call.sinks is None else call.sinks.shape),
+            (place.row, place.first_key, place.query_position, place.cell, id(place.repeats)),
+            (self.k is None, tuple(self.more)),
+        )
+
+
+class Gather:
+    """What waits in one watch."""
+
+    on = True  # off, every call is accounted for at once
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self.calls: list[Waiting] = []
+        self.blocks: dict[str, Block] = {}
+        self.bytes = 0  # of calls
+        self.lock = threading.RLock()
+        self._seen: dict[tuple, tuple[Mask | None, Sees | None]] = {}  # masks of steps in this pass, and what they see
+        self._same: dict[tuple[int, int], tuple[Tensor, Tensor, bool]] = {}
+
+    # What comes.
+
+    def takes(self, call: Call, device: torch.device) -> bool:
+        """Whether a call can wait."""
+        most = _CELLS.get(device.type)
+        if not self.on or most is None or self.watcher.wanted.pictures or self.watcher.writer is not None:
+            return False
+        plain = call.bias is None and call.normalizer.is_softmax and (call.sinks is None or call.sinks.dim() == 1)
+        return plain and 0 < cells_of(call) <= most[0] and is_small(call) and _can_wait(call.mask)
+
+    def add(self, waiting: Waiting) -> None:
+        with self.lock:
+            self.calls.append(waiting)
+            self.bytes += waiting.call.q.nbytes + waiting.call.k.nbytes
+            waiting.layer.settle = self.flush
+            if self.bytes > _BYTES:
+                self._flush_calls()
+
+    def step(self, layer: Layer, call: Call, row: Tensor, first_query: int, first_key: int) -> bool:
+        """Take in a step of a generation, if it is one that can wait."""
+        s, watcher = call.sizes, self.watcher
+        end_key = first_key + s.keys
+        block = self.blocks.get(layer.name)
+        found = None
+        if self.on and s.queries == 1 and layer.parts and layer.kind == "self" and first_query == end_key - 1:
+            found = self._sees(call)
+        if found is None:
+            if block is not None:
+                self.flush_steps()
+            return False
+        with self.lock:
+            with_ids = watcher.ids_fit(layer.name, s.batch[0], end_key)
+            if block is not None and not self._goes_on(block, call, found, first_key, with_ids):
+                self.flush_steps()
+                block = None
+            if block is None:
+                if layer.parts[-1].end_key != end_key - 1 or layer.parts[-1].arriving is None:
+                    return False  # not next to what is followed
+                block = Block(layer, call, found, first_key, with_ids)
+                if block.copied is not None and sum(one.bytes for one in self.blocks.values()) + block.bytes > _BYTES:
+                    return False
+                self.blocks[layer.name] = block
+            part = Part(block.call, layer.queries, first_key, end_key, (1, 1), None, watcher.passes)
+            q, ends = call.q.clone(memory_format=torch.contiguous_format), call.k[..., -2:, :].clone()
+            block.add(Step(part, q, row, ends, watcher.own_mask(call), found.real), call.k)
+            layer.parts.append(part)
+            layer.settle = self.flush
+        return True
+
+    def _sees(self, call: Call) -> Sees | None:
+        """What a step sees; None if it cannot wait. Layers share their masks, so that is known for the next ones."""
+        s = call.sizes
+        plain = call.bias is None and call.normalizer.is_softmax and (call.sinks is None or call.sinks.dim() == 1)
+        if not plain or self.watcher.wanted.pictures or self.watcher.search or s.keys < 2 or not is_small(call):
+            return None
+        key = (_key(call.mask), s.keys, call.k.device)
+        if key not in self._seen:
+            self._seen[key] = (call.mask, sees(self.watcher.own_mask(call), s.keys, call.k.device))
+        return self._seen[key][1]
+
+    def _goes_on(self, block: Block, call: Call, found: Sees, first_key: int, with_ids: bool) -> bool:
+        more = len(block.steps) + 1
+        if more > STEPS or not is_small(call.replace(sizes=call.sizes._replace(queries=more))):
+            return False
+        if not block.goes_on(call, found, first_key, with_ids):
+            return False
+        before, now = block.steps[-1].real, found.real
+        if before is None or now is None:
+            return True
+        key = (id(before), id(now))
+        if key not in self._same:
+            self._same = {key: (before, now, torch.equal(before, now[:, :-1]))}
+        return self._same[key][2]
+
+    # What is done with it.
+
+    def end_pass(self) -> None:
+        """A pass is over: its layers are accounted for, and the steps if there are enough."""
+        with self.lock:
+            self._flush_calls()
+            self._check_steps()
+            self._seen = {}
+            held = sum(block.bytes for block in self.blocks.values())
+            if held > _BYTES or any(len(block.steps) >= STEPS for block in self.blocks.values()):
+                self.flush_steps()
+
+    def flush(self) -> None:
+        """Account for all that waits."""
+        with self.lock:
+            self._flush_calls()
+            self.flush_steps()
+
+    def forget(self) -> None:
+        """Let go of all that waits."""
+        with self.lock:
+            for layer in [*(one.layer for one in self.calls), *(block.layer for block in self.blocks.values())]:
+                layer.settle = None
+            self.calls, self.blocks, self.bytes, self._same, self._seen = [], {}, 0, {}, {}
+
+    def _flush_calls(self) -> None:
+        waiting, self.calls = self.calls, []
+        if not waiting:
+            return
+        self.bytes = 0
+        layers = self.watcher.seen._layers
+        waiting = [one for one in waiting if layers.get(one.layer.name) is one.layer and _holds(one.layer, one.part)]
+        with _aside():
+            for group in _alike(waiting):
+                self._account(group)
+        for one in waiting:
+            if one.layer.name not in self.blocks:
+                one.layer.settle = None
+
+    def _account(self, group: list[Waiting]) -> None:
+        first = group[0]
+        if len(group) == 1:
+            call, row, k = first.call, first.row, first.k
+            found = [account(call, row, self.watcher.wanted, first.place)]
+            known = None if k is None else marks(k)[None]
+        else:
+            q, k = (torch.stack([getattr(one.call, name) for one in group]) for name in ("q", "k"))
+            sinks = _stacked_sinks([one.call for one in group])
+            s = first.call.sizes
+            call = first.call.replace(q=q, k=k, v=k, sizes=s._replace(batch=(len(group), *s.batch)), sinks=sinks)
+            known = None if first.k is None else marks(k.flatten(0, 1)).unflatten(0, (len(group), -1))
+            row = torch.stack([one.row for one in group])
+            found = split(account(call, row, self.watcher.wanted, first.place), len(group))
+        follow = self.watcher.follow
+        for i, one in enumerate(group):
+            if known is not None:
+                follow.take(one.layer.name, known[i], one.part.first_key, one.layer.kind == "cross")
+        sent = self.watcher.ship.send_all([each | one.more for each, one in zip(found, group)])
+        for one, arriving in zip(group, sent):
+            one.part.arriving = arriving
+
+    def _check_steps(self) -> None:
+        """Whether the caches went on in this pass; on a GPU that is asked when the steps are accounted for."""
+        fresh = [block for block in self.blocks.values() if block.steps and block.k is not block.new]
+        if fresh and not fresh[0].k.is_cuda:
+            with _aside():
+                flags = [flag for block in fresh if (flag := block.moved()) is not None]
+                if flags and bool(torch.stack(flags).any()):
+                    self.watcher._lose(max(block.steps[-1].part.turn for block in fresh), MOVED)
+                    self._prune()
+                    return
+        for block in fresh:
+            block.believe()
+
+    def _prune(self) -> None:
+        layers = self.watcher.seen._layers
+        for name, block in list(self.blocks.items()):
+            if layers.get(name) is not block.layer or not block.prune():
+                block.layer.settle = None
+                del self.blocks[name]
+
+    def flush_steps(self) -> None:
+        """Account for the steps that wait."""
+        with self.lock:
+            self._prune()
+            self._check_steps()
+            blocks, self.blocks = list(self.blocks.values()), {}
+            if not blocks:
+                return
+            for block in blocks:
+                block.layer.settle = None
+            with _aside():
+                done = [self._together(group) for group in _alike(blocks)]
+                if bool(torch.stack([bad for *_, bad in done]).any()):
+                    # Which of the steps are of other keys is not known.
+                    self.watcher._lose(min(block.turn for block in blocks), MOVED)
+                    return
+                masks: dict[int, tuple[Mask | None, Mask | None]] = {}
+                for group, found, known, _ in done:
+                    self._put(group, found, known, masks)
+
+    def _together(self, group: list[Block]) -> tuple[list[Block], list[dict[str, Tensor]], Tensor, Tensor]:
+        """The account of some blocks, the marks of their keys, and whether the keys are not what the steps saw."""
+        first, count = group[0], len(group)
+        n, s = len(first.steps), first.call.sizes
+        steps = [step for block in group for step in block.steps]
+        k = torch.stack([block.keys() for block in group])  # [layers, batch, kv_heads, keys, dim]
+        known = marks(k.flatten(0, 1)).unflatten(0, (count, -1))
+        bad = self._moved(group, k, known, _apart(torch.cat([step.ends for step in steps], -2), count, -2))
+        q = _apart(torch.cat([step.q for step in steps], -2), count, -2)
+        row = _apart(torch.cat([step.row for step in steps], -1), count, -1)
+        sizes = s._replace(batch=(count, *s.batch), queries=n, keys=k.shape[-2])
+        sinks = _stacked_sinks([block.call for block in group])
+        call = first.call.replace(q=q, k=k, v=k, sizes=sizes, mask=first.mask(), sinks=sinks)
+        if first.layer.heads is not None:
+            call, row = some_heads(call, row, first.layer.heads)
+        sizes = call.sizes
+        part = first.steps[0].part
+        cell = cells_for(s.batch[0] * sizes.heads, part.row + n, first.end_key)
+        at = part.end_key - 1
+        repeats = self.watcher.repeats_at(first.layer.name, at, first.end_key) if first.with_ids else None
+        place = Place(part.row, first.first_key, at, cell, repeats, steps=True)
+        found = account(call, row, self.watcher.wanted, place)
+        bad = bad | found.pop("off").any()
+        if self.watcher.keep:
+            found |= {"q": call.q, "k": call.k[..., -n:, :].contiguous()}
+        if sinks is not None and call.sinks is not None:
+            found["sinks"] = call.sinks[:, 0]
+        for block in group:
+            block.cell = cell
+            block.about = first.call.replace(sizes=sizes._replace(batch=s.batch), mask=None, sinks=None)
+        return group, split(found, count), known, bad
+
+    def _moved(self, group: list[Block], k: Tensor, known: Tensor, ends: Tensor) -> Tensor:
+        n = len(group[0].steps)
+        follow = self.watcher.follow
+        ends = ends.unflatten(-2, (n, 2))  # [layers, batch, kv_heads, steps, 2, dim]
+        bad = differ(ends[..., 1, :], k[..., -n:, :]).any() | differ(ends[..., 1:, 0, :], ends[..., :-1, 1, :]).any()
+        for i, block in enumerate(group):
+            changed = follow.changes(block.layer.name, known[i], block.first_key)
+            bad = bad if changed is None else bad | changed
+            later = block.later()
+            if later is not None:
+                bad = bad | (marks(later) != known[i][:, -later.shape[-2] :]).any()
+        return bad
+
+    def _put(self, group: list[Block], found: list, known: Tensor, masks: dict) -> None:
+        """One part of all the steps takes their place in each layer."""
+        for arriving, block, new in zip(self.watcher.ship.send_all(found), group, known):
+            first, last = block.steps[0].part, block.steps[-1].part
+            for step in block.steps:
+                if id(step.mask) not in masks:
+                    masks[id(step.mask)] = (step.mask, mask_to(step.mask, "cpu"))
+            pieces = block.pieces(masks)
+            part = Part(
+                block.about,
+                first.row,
+                block.first_key,
+                last.end_key,
+                block.cell,
+                arriving,
+                first.turn,
+                pieces,
+                last.turn,
+            )
+            parts, start = block.layer.parts, next(i for i, one in enumerate(block.layer.parts) if one is first)
+            block.layer.parts = [*parts[:start], part, *parts[start + len(block.steps) :]]
+            self.watcher.follow.known[block.layer.name] = (block.first_key, new)
+
+
+def _can_wait(mask: Mask | None) -> bool:
+    """Whether a mask is a rule or a table that can be copied: a function may give something else later."""
+    if mask is None or isinstance(mask, Band | Prefix):
+        return True
+    parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
+    return all(map(_can_wait, parts)) if parts else type(mask).__module__.startswith("sightline.masks")
+
+
+def _key(mask: Mask | None) -> object:
+    """Something that equal masks share."""
+    return mask if mask is None or isinstance(mask, Band | Prefix) else id(mask)
+
+
+def _holds(layer: Layer, part: Part) -> bool:
+    return any(one is part for one in layer.parts)
+
+
+def _alike(waiting: list) -> Iterator[list]:
+    """Those of one kind together, as many as may be accounted for at once."""
+    groups: dict[tuple, list] = {}
+    for one in waiting:
+        groups.setdefault(one.kind(), []).append(one)
+    for group in groups.values():
+        first = group[0]
+        if isinstance(first, Block):
+            s, length = first.call.sizes, first.end_key - first.first_key
+            cells, device = math.prod(s.batch) * s.heads * len(first.steps) * length, first.k.device
+        else:
+            cells, device = cells_of(first.call), first.call.q.device
+        most = _CELLS.get(device.type, (0, 0))[1]
+        size = max(most // max(cells, 1), 1)
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def split(found: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """What was found of several layers at once, for each of them; what is of queries alone is the same for all."""
+    return [{n: x if n in ("real", "repeated") else x[i] for n, x in found.items()} for i in range(count)]
+
+
+def _apart(x: Tensor, count: int, dim: int) -> Tensor:
+    """Layers one after another along an axis, as an axis of their own in front."""
+    return x.unflatten(dim, (count, -1)).movedim(dim - 1, 0).contiguous()
+
+
+def _stacked_sinks(calls: list[Call]) -> Tensor | None:
+    """The sinks of several layers, `[layers, 1, heads]`."""
+    sinks = [call.sinks for call in calls if call.sinks is not None]
+    return torch.stack(sinks)[:, None] if sinks else None
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Out of the model's sight: no gradients, no inference mode, no mode of torch that would see what happens here."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
