@@ -193,8 +193,8 @@ def look(
 ) -> Looked:
     """The account of a call whose output somebody else computed."""
     with state.quiet(compiled=q.is_cuda), torch.no_grad():
-        batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
         if q.shape[:-3] != k.shape[:-3]:
+            batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
             q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))
         call = make_call(q, k, v, mask=mask, bias=bias, scale=scale, **more)
         if row is None:
@@ -214,7 +214,10 @@ def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked
 
     s = call.sizes
     batch = (math.prod(s.batch),)
-    q, k = (t.detach().reshape(*batch, *t.shape[-3:]) for t in (call.q, call.k))
+    q, k, row = call.q.detach(), call.k.detach(), row.detach()
+    if s.batch != batch:
+        q, k = (t.reshape(*batch, *t.shape[-3:]) for t in (q, k))
+        row = row.reshape(*batch, s.heads, s.queries)
     sinks = None if call.sinks is None else call.sinks.detach()
     call = call.replace(
         q=q,
@@ -226,7 +229,7 @@ def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked
         sinks=sinks,
         dropout=0.0,
     )
-    return Looked(call, row.detach().reshape(*batch, s.heads, s.queries), first_query, first_key)
+    return Looked(call, row, first_query, first_key)
 
 
 def position(who: Audience, queries: int, keys: int, is_causal: bool | None, first: int | None) -> int:

@@ -136,7 +136,6 @@ class Following:
 
     def _joins(self, full: str, first_query: int, end_key: int) -> None:
         """Whether a call goes on where the passes before ended, takes something back, or is of another run."""
-        turn = self._turn_beyond(first_query)
         if 0 < first_query == end_key:
             if self.search == BEAMS:
                 self._lose(self.passes, MOVED)
@@ -145,8 +144,8 @@ class Following:
             if first_query > end_key:
                 self._say_unseen(full, APART)
         elif first_query > 0 and self.search:
-            self._lose(turn, CROPPED if first_query < end_key else APART)
-        elif 0 < first_query < end_key and any(layer.parts[0].turn < turn for layer in self._followed()):
+            self._lose(self._turn_beyond(first_query), CROPPED if first_query < end_key else APART)
+        elif 0 < first_query < end_key and self._has_parts_before(turn := self._turn_beyond(first_query)):
             self._lose(turn, CROPPED)
         else:
             self._restart()
@@ -158,6 +157,9 @@ class Following:
         """The first pass that reached beyond a key: it is in doubt if the run goes on from there."""
         parts = [part for layer in self._followed() if layer.kind == "self" for part in layer.parts]
         return min([self.passes, *(part.turn for part in parts if part.end_key > key)])
+
+    def _has_parts_before(self, turn: int) -> bool:
+        return any(layer.parts[0].turn < turn for layer in self._followed())
 
     def _start_of(self, turn: int) -> int:
         """The pass from which on all that was accounted for together with this one goes: a sum is not taken apart."""

@@ -8,6 +8,7 @@ transformers' own again.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -271,10 +272,11 @@ def _is_plain(arguments: dict, mask: Mask | None, used: Span, span: Span, functi
     return whole and (used.queries == used.keys or used.queries == 1) and used.keys == span.keys
 
 
-def _named(function: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
-    import inspect
+_signature = functools.lru_cache(64)(inspect.signature)
 
-    bound = inspect.signature(function).bind(*args, **kwargs)
+
+def _named(function: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
     return arguments | arguments.pop("kwargs", {})

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from sightline.attention.api import attention
 from sightline.watch import calls, fast, state
 from sightline.watch.flex import flex
-from sightline.watch.unseen import FOLLOW, Trace
+from sightline.watch.unseen import FOLLOW, FOLLOWS_FIRST, UNMARKED, Trace
 from sightline.watch.where import in_compiled_function, running
 
 if TYPE_CHECKING:
@@ -97,6 +98,14 @@ class WatchMode(TorchFunctionMode):
         self.trace = Trace()  # of attention that no handler sees
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        # Nearly all calls end here: a look-up, and nothing to be done.
+        care = _CARE.get(func)
+        if care is None:
+            care = _care(func)
+        if care is NONE or (
+            not self.trace.marks and (care is MARKS or (care is FIRST and args and type(args[0]) is not Parameter))
+        ):
+            return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
         if handler is None:
@@ -120,12 +129,29 @@ class WatchMode(TorchFunctionMode):
         return handler(func, args, kwargs, who)
 
 
+def _care(func: Any) -> str:
+    """What has to be looked at in a call of a function, found out once for each."""
+    if func in _HANDLERS or func in _COPIES or _writes(func):
+        care = ALL
+    else:
+        follow = FOLLOW.get(func)
+        care = NONE if follow is None else MARKS if follow in UNMARKED else FIRST if follow is FOLLOWS_FIRST else ALL
+    if len(_CARE) < _MOST:
+        _CARE[func] = care
+    return care
+
+
 def _writes(func: Any) -> bool:
     """Whether a function changes its first argument, by its name."""
     name = getattr(func, "__name__", "")
     return name.endswith("_") and (not name.startswith("__") or name == "__setitem__" or name.startswith("__i"))
 
 
+# Nothing; only that no tensor has a mark; that, and that the first argument is no parameter; everything.
+NONE, MARKS, FIRST, ALL = "none", "marks", "first", "all"
+_CARE: dict[Any, str] = {}
+# Functions that are known at most: some are made anew for each call.
+_MOST = 4096
 _COPIES = {torch.Tensor.contiguous, torch.Tensor.clone}
 _HANDLERS: dict[Any, Handler] = {
     F.scaled_dot_product_attention: calls.sdpa,

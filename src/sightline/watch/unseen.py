@@ -296,3 +296,5 @@ _GROUPS: list[tuple[set[Any], Follow]] = [
     (_named("grid_sample"), _sample),
 ]
 FOLLOW: dict[Any, Follow] = {function: follow for functions, follow in _GROUPS for function in functions}
+# Those that do nothing where no tensor has a mark, and those that also look for a parameter.
+UNMARKED, FOLLOWS_FIRST = {_joined, _mixed}, _same

@@ -78,7 +78,7 @@ class Watcher(Following):
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
         self.begin_following()
-        self.repeats: tuple[Tensor, int, Tensor] | None = None  # of ids, up to a key
+        self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
 
     def __enter__(self) -> Seen:
@@ -341,9 +341,10 @@ class Watcher(Following):
         ids = self._ids(name)
         if ids is None or ids.shape[-1] < end_key:
             return None
-        if self.repeats is None or self.repeats[0] is not ids or self.repeats[1] != end_key:
-            self.repeats = (ids, end_key, repeats(ids[:, :end_key]))
-        return self.repeats[2][:, first_query:]
+        at = (first_query, end_key)
+        if self.repeats is None or self.repeats[0] is not ids or self.repeats[1] != at:
+            self.repeats = (ids, at, repeats(ids[:, :end_key])[:, first_query:])
+        return self.repeats[2]
 
 
 def _to_cpu(bias: Any) -> Any:
