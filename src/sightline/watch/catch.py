@@ -37,7 +37,15 @@ class Catch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.lse: Tensor | None = None
-        self.arguments: dict[str, Any] = {}
+        self._call: tuple[Any, tuple, dict] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the operator, by name."""
+        if self._call is None:
+            return {}
+        func, args, kwargs = self._call
+        return dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -53,8 +61,7 @@ class Catch(TorchDispatchMode):
         elif wish is not None:
             kwargs["compute_log_sumexp"] = True
         result = func(*args, **kwargs)
-        names = [argument.name for argument in func._schema.arguments]
-        self.arguments = dict(zip(names, args)) | kwargs
+        self._call = (func, args, kwargs)
         q, lse = args[0], result[1]
         if lse.dim() == q.dim() and lse.shape[-1] == 1:
             lse = lse.squeeze(-1)

@@ -22,7 +22,7 @@ from sightline.watch.follow import MOVED, marks
 from sightline.watch.grow import Layer, Part
 from sightline.watch.portable import mask_to, some_heads
 from sightline.watch.shares import Place
-from sightline.watch.steps import Block, Sees, Step, differ, sees
+from sightline.watch.steps import Block, Sees, Step, differ, moved, sees
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -212,8 +212,7 @@ class Gather:
         fresh = [block for block in self.blocks.values() if block.steps and block.k is not block.new]
         if fresh and not fresh[0].k.is_cuda:
             with _aside():
-                flags = [flag for block in fresh if (flag := block.moved()) is not None]
-                if flags and bool(torch.stack(flags).any()):
+                if moved(fresh):
                     self.watcher._lose(max(block.steps[-1].part.turn for block in fresh), MOVED)
                     self._prune()
                     return

@@ -122,6 +122,9 @@ class WatchMode(TorchFunctionMode):
         who = audience(func=func)
         if who is None:
             return func(*args, **kwargs)
+        if state.known_module() is None:
+            for watcher, _ in who.hearing:
+                watcher.listening.always = True
         # On a GPU FlexAttention runs compiled, whoever compiled it.
         if in_compiled_function() and not (handler is flex and args[0].is_cuda):
             for watcher, name in who.hearing:

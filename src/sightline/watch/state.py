@@ -25,6 +25,7 @@ class _Local(threading.local):
         self.module: nn.Module | None = None
         self.key: Tensor | None = None
         self.span: Span | None = None
+        self.asleep: AbstractContextManager[Any] | None = None
 
 
 _local = _Local()
@@ -105,6 +106,22 @@ def without_modes() -> Iterator[None]:
             overrides._pop_mode()
         for mode in taken:
             overrides._push_mode(mode)
+
+
+@contextmanager
+def asleep(mode: AbstractContextManager[Any]) -> Iterator[None]:
+    """The mode of the only watch hears nothing in here, except in `awake`."""
+    with without_modes():
+        _local.asleep = mode
+        try:
+            yield
+        finally:
+            _local.asleep = None
+
+
+def awake() -> AbstractContextManager[Any]:
+    """The mode hears what happens in here, if it sleeps."""
+    return nullcontext() if _local.asleep is None else _local.asleep
 
 
 def stance(name: str) -> AbstractContextManager[Any]:

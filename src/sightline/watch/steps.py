@@ -73,6 +73,8 @@ class Block:
         # What nobody else can write into need not be copied.
         self.copies = first_key > 0 or sees.left is not None or k.untyped_storage().nbytes() > k.nbytes
         self.copied: Tensor | None = k.clone(memory_format=torch.contiguous_format) if self.copies else None
+        self.own = 0 if self.copied is None else k.nbytes
+        self.each = call.q.nbytes + 2 * k.nbytes // max(k.shape[-2], 1)  # bytes of a step
         self.k, self.new = k, k  # of the last pass that was as expected, and of this pass
         self.version = count(k)
         self.about, self.cell = self.call, (1, 1)  # of all steps together
@@ -88,8 +90,7 @@ class Block:
     @property
     def bytes(self) -> int:
         """What is held that nobody else holds."""
-        own = 0 if self.copied is None else self.copied.nbytes
-        return own + len(self.steps) * (self.steps[0].q.nbytes + self.steps[0].ends.nbytes) if self.steps else own
+        return self.own + len(self.steps) * self.each
 
     def goes_on(self, call: Call, sees: Sees, first_key: int, with_ids: bool) -> bool:
         """Whether a step is of the same kind as those before, and next to them."""
@@ -114,12 +115,6 @@ class Block:
             self.slides = step.part.first_key > self.steps[-1].part.first_key
         self.steps.append(step)
         self.new, self.version = k, count(k)
-
-    def moved(self) -> Tensor | None:
-        """Whether the last step found another key where the one before it had put its own."""
-        if len(self.steps) < 2 or self.k is self.new:
-            return None
-        return differ(self.steps[-1].ends[..., 0, :], self.steps[-2].ends[..., 1, :]).any()
 
     def believe(self) -> None:
         """The last step is as expected: its keys hold all of those before."""
@@ -169,6 +164,20 @@ class Block:
     def pieces(self, masks: dict[int, tuple[Mask | None, Mask | None]]) -> list[Piece]:
         """What each step saw; masks come from where each was brought to the CPU once."""
         return [Piece(masks[id(s.mask)][1], 1, s.part.first_key, s.part.end_key) for s in self.steps]
+
+
+def moved(blocks: list[Block]) -> bool:
+    """Whether the last step of any found another key where the one before it had put its own."""
+    groups: dict[tuple, list[Block]] = {}
+    for block in blocks:
+        if len(block.steps) > 1:
+            ends = block.steps[-1].ends
+            groups.setdefault((ends.shape, ends.dtype), []).append(block)
+    for group in groups.values():
+        now, before = (torch.stack([block.steps[i].ends for block in group]) for i in (-1, -2))
+        if bool(differ(now[..., 0, :], before[..., 1, :]).any()):
+            return True
+    return False
 
 
 def differ(a: Tensor, b: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ class Tables:
         self._kept: list[tuple[weakref.ref[Tensor], int, tuple[int, ...], Table]] = []
         self._told: list[tuple[weakref.ref[Tensor], int, Rule]] = []
         self._most = most
+        self.changing = False  # whether a table was copied or changed on its way to attention
 
     def tell(self, tensor: Tensor, mask: Mask | None, span: Span) -> None:
         """A table that was written from a rule."""
@@ -55,10 +56,12 @@ class Tables:
         for known, at, rule in self._told if copy is not tensor else []:
             if isinstance(tensor, Tensor) and known() is tensor and at == _version(tensor):
                 self._told = [(weakref.ref(copy), _version(copy), rule), *self._told][: self._most]
+                self.changing = True
                 return
 
     def forget(self, tensor: object) -> None:
         """A tensor that was changed."""
+        self.changing |= any(one[0]() is tensor for one in (*self._told, *self._kept))
         self._told = [one for one in self._told if one[0]() is not tensor]
         self._kept = [one for one in self._kept if one[0]() is not tensor]
 

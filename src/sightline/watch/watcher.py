@@ -23,6 +23,7 @@ from sightline.watch.folder import Writer
 from sightline.watch.follow import Following
 from sightline.watch.gather import Gather, Waiting
 from sightline.watch.grow import Layer, Part
+from sightline.watch.listen import Listening
 from sightline.watch.mode import WatchMode
 from sightline.watch.portable import mask_to, some_heads
 from sightline.watch.seen import Seen
@@ -80,6 +81,7 @@ class Watcher(Following):
         self.begin_following()
         self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
+        self.listening = Listening(WatchMode())
 
     def __enter__(self) -> Seen:
         if self.used:
@@ -105,7 +107,8 @@ class Watcher(Following):
             self.hook(stack, [module for module in inner(self.model).modules() if id(module) not in inside])
             state.push(self)
             stack.callback(state.drop, self)
-            stack.enter_context(WatchMode())
+            stack.enter_context(self.listening.mode)
+            stack.callback(self.listening.ends)
             self.stack = stack.pop_all()
         return self.seen
 
@@ -175,11 +178,14 @@ class Watcher(Following):
             self.reader.encodes(args, kwargs)
         elif module is self.decoder or (self.depth == 1 and self.decoder is None):
             self.reader.begins(args, kwargs)
+        if self.depth == 1 and not self.tables.changing:
+            self.listening.begins(self, module, args, kwargs)
 
     def leaves(self, *_: object) -> None:
         if threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
             if not self.depth:
+                self.listening.ends()
                 self._settle()
 
     def _begins(self) -> None:
