@@ -1,6 +1,6 @@
 """From one attention call to its part of the account: every statistic that was asked for, in one pass.
 
-Small maps (a decoding step, a short text) are computed whole, in a few operations. Large ones go through the lens,
+Small maps (a decoding step, a short text) are computed whole, in a few operations. Larger ones go through the lens,
 tile by tile. The overview is a grid of sums (and maxima) over cells of powers of two, at most 512 a side: such grids
 can be joined and made coarser exactly, which a growing run needs.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sightline.attention.tiles import Columns, scaled_rows
 from sightline.errors import InputTypeError, explain
-from sightline.lens import Picture, Sight, Top
+from sightline.lens import Picture, Sight, Top, on_cpu
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Seen, Strongest
 from sightline.lens.geometry import Axis
 from sightline.lens.html import cell_for
@@ -114,7 +114,7 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
         cross = place.query_position < 0
         if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call, place.steps):
             rows.append("distance")
-        if len(s.batch) > 1 or is_small(call):
+        if len(s.batch) > 1 or (is_small(call) and not _swept(call, place)):
             if call.device.type == "cuda":
                 levels.assume()
             weights = _whole(levels, rows, wanted, place, found)
@@ -135,6 +135,11 @@ def cells_of(call: Call) -> int:
 def is_small(call: Call) -> bool:
     """Whether a call's maps are computed whole."""
     return cells_of(call) <= _WHOLE
+
+
+def _swept(call: Call, place: Place) -> bool:
+    """Whether the lens has something faster than the whole map on a CPU: from some hundred queries and keys on."""
+    return on_cpu.can(call) and not (place.row % place.cell[0] or place.first_key % place.cell[1])
 
 
 def distance_is_known(call: Call, steps: bool = False) -> bool:
