@@ -103,6 +103,24 @@ def test_blocks_of_any_length(monkeypatch, family, steps):
     assert all(blocks < count <= blocks + 3 for count in parts(together).values())
 
 
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_any_precision(monkeypatch, family, dtype, factor):
+    """Nor are rows of large numbers, or of low precision, taken for those of other keys."""
+    model, given = tiny.model(family).to(dtype), tiny.inputs(family, "left", 2, length=9)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(factor)
+
+    def run():
+        model.generate(**given, max_new_tokens=14, do_sample=False)
+
+    together, single = both_ways(monkeypatch, model, run, stats=None)
+    assert not together.unseen
+    check_same(together, single)
+
+
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt-oss", "bert", "vit", "t5"])
 def test_a_pass(monkeypatch, family, padding):

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from sightline.watch import ship
-from sightline.watch.ship import Shipper
+from sightline.watch.ship import Packed, Shipper
 
 
 def pieces_of_memory() -> int:
@@ -32,3 +32,26 @@ def test_large_layers_do_and_the_heap_is_trimmed_now_and_then(monkeypatch):
         assert found["lse"].data_ptr() != small.data_ptr()
         shipper.send({"lse": small})
     assert len(trimmed) == 2
+
+
+def test_layers_in_one_piece_of_memory():
+    shared = torch.tensor([True, False, True])
+    layers = [
+        {
+            "row": torch.randn(2, 3),
+            "keys": torch.arange(5) + i,
+            "q": torch.randn(3, 4).bfloat16().T,
+            "real": shared,
+            "none": torch.zeros(0, 4),
+        }
+        for i in range(3)
+    ]
+    packed = Packed(layers)
+    assert packed.bytes.nbytes == 3 * (24 + 40 + 24) + 3
+    packed.arriving = {"": packed.bytes}
+    for i, layer in enumerate(layers):
+        found = packed.of(i).result()
+        assert list(found) == list(layer)
+        for name, x in layer.items():
+            assert found[name].dtype == x.dtype
+            assert torch.equal(found[name], x)

@@ -33,7 +33,7 @@ STEPS = 32
 # Bytes that may wait.
 _BYTES = 64 << 20
 # Cells of a call that waits, and of all that are accounted for at once. On a CPU what does not fit its cache is slower.
-_CELLS = {"cpu": (1 << 17, 1 << 19), "cuda": (1 << 22, 1 << 23)}
+_CELLS = {"cpu": (1 << 17, 1 << 19), "cuda": (1 << 22, 1 << 24)}
 
 
 class Waiting(NamedTuple):
@@ -125,7 +125,9 @@ class Gather:
         """What a step sees; None if it cannot wait. Layers share their masks, so that is known for the next ones."""
         s = call.sizes
         plain = call.bias is None and call.normalizer.is_softmax and (call.sinks is None or call.sinks.dim() == 1)
-        if not plain or self.watcher.wanted.pictures or self.watcher.search or s.keys < 2 or not is_small(call):
+        if not plain or s.keys < 2 or not is_small(call) or call.k.device.type not in _CELLS:
+            return None
+        if self.watcher.wanted.pictures or self.watcher.search:
             return None
         key = (_key(call.mask), s.keys, call.k.device)
         if key not in self._seen:
@@ -238,7 +240,7 @@ class Gather:
                 block.layer.settle = None
             with _aside():
                 done = [self._together(group) for group in _alike(blocks)]
-                if bool(torch.stack([bad for *_, bad in done]).any()):
+                if any(bool(bad) for *_, bad in done):
                     # Which of the steps are of other keys is not known.
                     self.watcher._lose(min(block.turn for block in blocks), MOVED)
                     return
@@ -340,12 +342,14 @@ def _alike(waiting: list) -> Iterator[list]:
     for group in groups.values():
         first = group[0]
         if isinstance(first, Block):
-            s, length = first.call.sizes, first.end_key - first.first_key
-            cells, device = math.prod(s.batch) * s.heads * len(first.steps) * length, first.k.device
+            s, device = first.call.sizes._replace(keys=first.end_key - first.first_key), first.k.device
+            rows = len(first.steps)
         else:
-            cells, device = cells_of(first.call), first.call.q.device
-        most = _CELLS.get(device.type, (0, 0))[1]
-        size = max(most // max(cells, 1), 1)
+            s, device = first.call.sizes, first.call.q.device
+            rows = s.queries
+        # Their maps, or the keys themselves in the precision of the account.
+        cells = math.prod(s.batch) * s.keys * max(s.heads * rows, s.kv_heads * s.dim)
+        size = max(_CELLS[device.type][1] // max(cells, 1), 1)
         for start in range(0, len(group), size):
             yield group[start : start + size]
 

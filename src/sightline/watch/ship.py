@@ -44,7 +44,10 @@ class Packed:
         self.layout = [{n: (*place[id(x)], x.dtype, x.shape) for n, x in layer.items()} for layer in layers]
         self.bytes = torch.cat(flat)
         self.arriving: dict[str, Tensor] | Arriving | None = None
+        self.pinned: Tensor | None = None
+        self.ready: torch.cuda.Event | None = None
         self.here: Tensor | None = None
+        self.lock = threading.Lock()
 
     def start(self) -> None:
         """Copy it without waiting, in the model's own stream."""
@@ -54,16 +57,17 @@ class Packed:
         self.ready.record(torch.cuda.current_stream(self.bytes.device))
 
     def get(self) -> Tensor:
-        if self.here is None:
-            if self.arriving is None:
-                self.ready.synchronize()
-                self.here = self.pinned.clone()
-                del self.pinned
-            else:
-                self.here = (self.arriving if isinstance(self.arriving, dict) else self.arriving.result())[""]
-                self.arriving = None
-            self.bytes = self.here[:0]
-        return self.here
+        """All of it, on the CPU."""
+        with self.lock:
+            if self.here is None:
+                if self.pinned is not None and self.ready is not None:
+                    self.ready.synchronize()
+                    self.here = self.pinned.clone()
+                else:
+                    assert self.arriving is not None
+                    self.here = (self.arriving if isinstance(self.arriving, dict) else self.arriving.result())[""]
+                self.bytes, self.pinned, self.arriving = self.here[:0], None, None
+            return self.here
 
     def of(self, layer: int) -> Arriving:
         return Share(self, layer)

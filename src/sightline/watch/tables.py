@@ -61,7 +61,8 @@ class Tables:
 
     def forget(self, tensor: object) -> None:
         """A tensor that was changed."""
-        self.changing |= any(one[0]() is tensor for one in (*self._told, *self._kept))
+        known = [one[0] for one in self._told] + [one[0] for one in self._kept]
+        self.changing |= any(one() is tensor for one in known)
         self._told = [one for one in self._told if one[0]() is not tensor]
         self._kept = [one for one in self._kept if one[0]() is not tensor]
 

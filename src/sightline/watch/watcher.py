@@ -190,6 +190,7 @@ class Watcher(Following):
 
     def _begins(self) -> None:
         """A pass begins: somebody outside the model calls it, or a part of it."""
+        self.listening.ends()
         self._settle()
         self.passes += 1
         self._follow_pass()
