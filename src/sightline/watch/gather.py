@@ -33,7 +33,7 @@ STEPS = 32
 # Bytes that may wait.
 _BYTES = 64 << 20
 # Cells of a call that waits, and of all that are accounted for at once. On a CPU what does not fit its cache is slower.
-_CELLS = {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 22, 1 << 24)}
+_CELLS = {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 22, 1 << 23)}
 
 
 class Waiting(NamedTuple):
