@@ -7,6 +7,7 @@ import torch
 
 import watch_cases as tiny
 from sightline.watch import watch
+from sightline.watch.hf import INTERFACE
 from watch_cases import STATS, check_statistics, layers_of, rows_that_exist
 
 RUNS = [
@@ -95,6 +96,28 @@ def test_the_compact_way_makes_no_table_of_queries_by_keys(monkeypatch):
         with pytest.raises(AssertionError, match="written out"), watch(model):
             model(**given)  # and so does every layer, unless the user chose otherwise
     torch.testing.assert_close(output, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_watches_after_many_others_are_as_the_first(monkeypatch):
+    from transformers import masking_utils
+
+    # A watch changes the class of this table twice; Python 3.13 takes note of a class's first thousand changes only.
+    table = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    for _ in range(600):
+        own = table["sdpa"]
+        with INTERFACE:
+            assert table["sdpa"] is own, "no model runs"
+    model, given = tiny.model("mistral"), tiny.inputs("mistral", "left")
+    with torch.no_grad():
+        for _ in range(20):
+            model(**given)  # often enough for Python to remember what it looked up
+
+        def refuse(*args):
+            raise AssertionError("a mask was written out")
+
+        monkeypatch.setattr(masking_utils, "_non_vmap_expansion_sdpa", refuse)
+        with watch(model, compact=True):
+            model(**given)
 
 
 def test_layers_that_are_not_chosen_run_untouched():

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,8 +70,22 @@ INTERFACE = Interface()
 def _put(stack: ExitStack, owner: type, attribute: str, function: Callable) -> None:
     own = attribute in vars(owner)
     before = vars(owner).get(attribute)
+    if attribute == "__getitem__":
+        _look_up_always(getattr(owner, attribute))
+        _look_up_always(function)
     setattr(owner, attribute, function)
     stack.callback(setattr, owner, attribute, before) if own else stack.callback(delattr, owner, attribute)
+
+
+def _look_up_always(function: Any) -> None:
+    """Have Python find this function in its class at every call.
+
+    Python 3.13 remembers a class's `__getitem__` for all that call it, without a reference, and forgets it when the
+    class changes; but only the first thousand times. Then it would go on with the one before, in a watch or after it,
+    even freed. A function that was assigned its code, be it the same, is not remembered, and is otherwise as it was.
+    """
+    if sys.version_info[:2] == (3, 13) and isinstance(function, FunctionType):
+        function.__code__ = function.__code__
 
 
 def halves(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
