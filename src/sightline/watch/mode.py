@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from sightline.watch.unseen import FOLLOW, FOLLOWS_FIRST, UNMARKED, Trace
 from sightline.watch.where import in_compiled_function, running
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from sightline.watch.tables import Tables
     from sightline.watch.watcher import Watcher
@@ -93,9 +93,9 @@ class WatchMode(TorchFunctionMode):
 
     is_watch = True
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.trace = Trace()  # of attention that no handler sees
+        self.trace = Trace(buffers)  # of attention that no handler sees
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Nearly all calls end here: a look-up, and nothing to be done.

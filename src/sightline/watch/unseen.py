@@ -4,6 +4,8 @@ The function mode hands over the few functions that scores and weights pass thro
 is marked, the mark follows it to a softmax, and the weights from there to the next product. A product with a parameter
 is a projection, or a router's or a classifier's scores: it gets no mark. Neither does torch.nn.functional.linear, so a
 model that calls attention functions has no marks, and pays one look-up in a dictionary for each call of torch.
+
+Over which axis the softmax goes is nobody's business here: where channels attend to channels, it is said too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 BY_HAND = "its attention is written by hand: a softmax between two matrix products"
 SAMPLED = "its attention is written by hand: a softmax weighs sampled points"
+AROUND = "its attention is written by hand: a softmax weighs what lies around each point"
 # Stands for the index of a layer that is none of those that are counted.
 _UNCOUNTED = 1 << 40
 
@@ -35,31 +38,41 @@ _UNCOUNTED = 1 << 40
 class Mark(NamedTuple):
     """What a tensor is on the way through attention, and the module that a softmax ran in."""
 
-    kind: str  # "parameter", "product", "weights" (softmax of a product), "soft" (of another), "sampled"
+    # "parameter" or "buffer"; "product", or "features" if one side is a buffer; "weights" (a softmax of these) or
+    # "soft" (of anything else); "sampled" (values at points) or "around" (values of neighbours)
+    kind: str
     module: nn.Module | None = None
 
 
 class Trace:
-    """The marks of the tensors that are alive; one for each watch."""
+    """The marks of the tensors that are alive; one for each watch.
 
-    def __init__(self) -> None:
+    What is made of parameters and buffers alone is marked apart: while nothing else is, there is nothing to follow.
+    """
+
+    def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
         self.marks: dict[int, tuple[weakref.ref, Mark]] = {}
+        self.fixed: dict[int, tuple[weakref.ref, Mark]] = {}
+        for buffer in buffers:
+            self.put(buffer, _BUFFER)
 
     def get(self, x: Any) -> Mark | None:
         if type(x) is Parameter:
             return _PARAMETER
-        found = self.marks.get(id(x))
+        found = self.marks.get(id(x)) or self.fixed.get(id(x))
         return found[1] if found is not None and found[0]() is x else None
 
     def put(self, result: Any, mark: Mark) -> None:
+        marks = self.fixed if mark in (_PARAMETER, _BUFFER) else self.marks
         for x in _tensors((result,)):
-            self.marks[id(x)] = (weakref.ref(x, partial(_gone, self.marks, id(x))), mark)
+            marks[id(x)] = (weakref.ref(x, partial(_gone, marks, id(x))), mark)
 
     def forget(self, x: Any) -> None:
         self.marks.pop(id(x), None)
+        self.fixed.pop(id(x), None)
 
 
-_PARAMETER = Mark("parameter")
+_PARAMETER, _BUFFER = Mark("parameter"), Mark("buffer")
 
 
 def _gone(marks: dict, key: int, ref: weakref.ref) -> None:
@@ -126,8 +139,10 @@ def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         weights = [mark for mark in marks if mark is not None and mark.kind == "weights"]
         if weights:
             _attended(BY_HAND, weights[0].module)
+        elif "soft" in kinds and "around" in kinds:
+            _attended(AROUND)
         else:
-            trace.put(result, Mark("product"))
+            trace.put(result, Mark("features" if "buffer" in kinds else "product"))
     elif computed and (mark := marks[computed[0]]) is not None:
         x = operands[computed[0]]
         if x.dim() > 3 and result.shape[-2:] == x.shape[-2:]:  # heads that are mixed by parameters
@@ -150,23 +165,32 @@ def _mixed(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 def _softmax(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     mark = trace.get(_first(args, kwargs)) if trace.marks else None
     result = func(*args, **kwargs)
-    if mark is None or mark.kind != "product":
+    if mark is None or mark.kind not in ("product", "features"):
         trace.put(result, Mark("soft"))
     elif (module := _module()) is not None:
         trace.put(result, Mark("weights", module))
     return result
 
 
+def _exponential(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """A softmax that is written out; of a product with a buffer they are the random features of linear attention."""
+    mark = trace.get(_first(args, kwargs)) if trace.marks else None
+    result = func(*args, **kwargs)
+    if mark is not None and mark.kind == "product" and (module := _module()) is not None:
+        trace.put(result, Mark("weights", module))
+    return result
+
+
 def _sample(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     result = func(*args, **kwargs)
-    trace.put(result, Mark("sampled"))
+    trace.put(result, Mark("around" if func is F.unfold else "sampled"))
     return result
 
 
 def _same(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """The same numbers in another shape or precision, some of them, or others of the same meaning."""
     x = _first(args, kwargs)
-    if not trace.marks and type(x) is not Parameter:
+    if not trace.marks and type(x) is not Parameter and id(x) not in trace.fixed:
         return func(*args, **kwargs)
     mark = trace.get(x)
     result = func(*args, **kwargs)
@@ -178,6 +202,8 @@ def _same(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Several tensors become one, element by element or side by side."""
     if not trace.marks:
+        if func in _INTO:
+            trace.forget(_first(args, kwargs))  # a buffer that is written to is a cache
         return func(*args, **kwargs)
     operands = list(_tensors((*args, *kwargs.values())))
     marks = [trace.get(x) for x in operands]
@@ -188,7 +214,9 @@ def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         _attended(SAMPLED)
         trace.forget(into)
         return result
-    for kind in ("weights", "product", "sampled", "soft"):
+    if func in _INTO:
+        trace.forget(into)
+    for kind in ("weights", "product", "features", "sampled", "around", "soft"):
         if kind in kinds:
             i = kinds.index(kind)
             mark = marks[i]
@@ -261,14 +289,14 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 # The functions, by the names that torch has for them as functions and as methods.
 
 _OWNERS = (torch, torch.Tensor, F, torch.special, torch._C._nn)
-_PRODUCTS = "matmul __matmul__ __rmatmul__ mm bmm mv inner einsum tensordot baddbmm baddbmm_ addmm addbmm"
+_PRODUCTS = "matmul __matmul__ __rmatmul__ mm bmm mv inner einsum tensordot baddbmm baddbmm_ addmm addbmm cdist"
 _SAME = """
     view view_as reshape reshape_as flatten unflatten ravel transpose permute swapaxes swapdims movedim moveaxis t
     adjoint squeeze unsqueeze expand expand_as broadcast_to contiguous clone detach to type type_as float half
     bfloat16 double cpu cuda __getitem__ narrow select index_select gather take_along_dim chunk split tensor_split
     unbind repeat tile repeat_interleave roll flip pad as_strided unfold diagonal dropout dropout_ dropout1d dropout2d
     alpha_dropout clamp clamp_ clip clip_ clamp_min clamp_min_ clamp_max clamp_max_ tanh tanh_ nan_to_num nan_to_num_
-    masked_fill masked_fill_ tril triu neg relu
+    masked_fill masked_fill_ tril triu neg relu pow __pow__ square sqrt abs log_softmax
 """
 _MEET = "add add_ __radd__ sub sub_ subtract rsub __rsub__ mul mul_ multiply __rmul__ div div_ divide true_divide where"
 _JOINED = "cat concat concatenate stack hstack vstack maximum minimum addcmul lerp masked_scatter scatter index_copy"
@@ -291,9 +319,10 @@ _GROUPS: list[tuple[set[Any], Follow]] = [
     (_named(_SAME) | _VIEWS, _same),
     (_named(f"{_MEET} {_JOINED} {_WRITING}"), _joined),
     (_named(_PRODUCTS), _product),
-    (_named("softmax"), _softmax),
+    (_named("softmax softmin gumbel_softmax"), _softmax),
+    (_named("exp exp_ exp2"), _exponential),
     (_named("linear conv1d conv2d"), _mixed),
-    (_named("grid_sample"), _sample),
+    ({F.grid_sample, F.unfold}, _sample),
 ]
 FOLLOW: dict[Any, Follow] = {function: follow for functions, follow in _GROUPS for function in functions}
 # Those that do nothing where no tensor has a mark, and those that also look for a parameter.

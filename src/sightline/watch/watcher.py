@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
 from sightline.masks import Band
-from sightline.watch import compiled, hf, state, unseen
+from sightline.watch import compiled, hf, scripted, state, unseen
 from sightline.watch.account import Wanted, account, cells_for
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
@@ -105,8 +105,10 @@ class Watcher(Following):
             stack.enter_context(compiled.standing_in(regions))
             inside = {id(part) for region in regions for part in region.parts()}
             self.hook(stack, [module for module in inner(self.model).modules() if id(module) not in inside])
+            scripted.listen(stack, inner(self.model), self._scripted)
             state.push(self)
             stack.callback(state.drop, self)
+            self.listening.mode = WatchMode(self.model.buffers())
             stack.enter_context(self.listening.mode)
             stack.callback(self.listening.ends)
             self.stack = stack.pop_all()
@@ -158,13 +160,16 @@ class Watcher(Following):
     def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
         """Hear of the modules that a pass may begin in: the model, and those of these that hold others.
 
-        Torch's own encoder layers are left out, with all that is in them: a hook would turn their fast path off.
+        Torch's own encoder layers are left out, with all that is in them: a hook would turn their fast path off. So is
+        what torch.jit made, which takes none.
         """
         root = inner(self.model)
         plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
         self.hookless |= {self.names[part] for part in plain}
         for module in modules:
-            if id(module) not in plain and (module is root or next(module.children(), None) is not None):
+            if id(module) in plain or scripted.is_scripted(module):
+                continue
+            if module is root or next(module.children(), None) is not None:
                 stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
@@ -187,6 +192,10 @@ class Watcher(Following):
             if not self.depth:
                 self.listening.ends()
                 self._settle()
+
+    def _scripted(self, module: nn.Module) -> None:
+        if threading.get_ident() == self.thread:
+            unseen.miss(self, self.names[id(module)], scripted.SCRIPTED)
 
     def _begins(self) -> None:
         """A pass begins: somebody outside the model calls it, or a part of it."""
