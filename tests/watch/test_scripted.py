@@ -9,7 +9,8 @@ from torch import nn
 
 from sightline.watch import watch
 from sightline.watch.scripted import SCRIPTED
-from watch_by_hand import DIM, TIME, Fused, run
+from sightline.watch.unseen import BY_HAND
+from watch_by_hand import DIM, TIME, Fused, Projected, padding, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
@@ -43,6 +44,26 @@ class Feeds(nn.Module):
         return self.down(torch.softmax(self.up(x), -1))
 
 
+@torch.jit.script
+def capped(x: torch.Tensor, limit: float):
+    return (x / limit).tanh() * limit
+
+
+class Capped(Projected):
+    """x-transformers: the function between the scores and their softmax is scripted."""
+
+    def attend(self, q, k, v):
+        return capped(self.hide(q @ k.mT), 5.0).softmax(-1) @ v
+
+
+class Features(Projected):
+    """Linear attention with the same function, at a length other than its width."""
+
+    def attend(self, q, k, v):
+        around = capped(k, 5.0).softmax(-2).mT @ v
+        return capped(q, 5.0).softmax(-1) @ around
+
+
 def made(how, module):
     return torch.jit.script(module) if how == "script" else torch.jit.trace(module, torch.randn(2, TIME, DIM))
 
@@ -70,3 +91,12 @@ def test_what_does_not_run_is_not_named():
     assert run(model, torch.randn(2, TIME, DIM)).unseen == {}
     model.forward = lambda x: model["b"](model["a"](x))
     assert run(model, torch.randn(2, TIME, DIM), layers="a").unseen == {}
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_a_scripted_function_between_scores_and_softmax(side):
+    model = nn.Sequential(Fused(), Capped(), Features()).eval()
+    model[1].real = padding(side)
+    seen = run(model, torch.randn(2, TIME, DIM))
+    assert seen.layers == ["0"]
+    assert seen.unseen == {"1": BY_HAND}

@@ -1,6 +1,7 @@
 """Modules that torch.jit has scripted or traced: they take no hooks, and nobody sees into their graphs.
 
-What they are made of can be read, though: one that attends is named in `seen.unseen` as soon as it runs.
+What they are made of can be read, though: one that attends is named in `seen.unseen` as soon as it runs. A function of
+that kind between scores and their softmax is known by the code that calls it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+from sightline.watch.where import callers
 
 SCRIPTED = "scripted or traced by torch.jit, into whose code nobody sees"
 _WHOLE = ("scaled_dot_product", "multi_head_attention", "_transformer_encoder_layer_fwd")
@@ -57,6 +60,17 @@ def attends(module: nn.Module) -> bool:
             before = True
         elif kind == "aten::softmax":
             softmax = before
+    return False
+
+
+def stands_between() -> bool:
+    """Whether the code that is running, up to its module, calls a function that torch.jit made: marks end in there."""
+    for frame, first in callers(1):
+        names = frame.f_code.co_names
+        if any(isinstance(frame.f_globals.get(name), torch.jit.ScriptFunction) for name in names):
+            return True
+        if isinstance(first, nn.Module):
+            return False
     return False
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from sightline.errors import explain
-from sightline.watch import state
+from sightline.watch import scripted, state
 from sightline.watch.where import common, running
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Trace:
     def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
         self.marks: dict[int, tuple[weakref.ref, Mark]] = {}
         self.fixed: dict[int, tuple[weakref.ref, Mark]] = {}
+        self.shape: torch.Size | None = None  # of the last product
         for buffer in buffers:
             self.put(buffer, _BUFFER)
 
@@ -143,6 +144,7 @@ def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
             _attended(AROUND)
         else:
             trace.put(result, Mark("features" if "buffer" in kinds else "product"))
+            trace.shape = result.shape
     elif computed and (mark := marks[computed[0]]) is not None:
         x = operands[computed[0]]
         if x.dim() > 3 and result.shape[-2:] == x.shape[-2:]:  # heads that are mixed by parameters
@@ -163,7 +165,10 @@ def _mixed(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _softmax(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
-    mark = trace.get(_first(args, kwargs)) if trace.marks else None
+    x = _first(args, kwargs)
+    mark = trace.get(x) if trace.marks else None
+    if mark is None and isinstance(x, Tensor) and x.shape == trace.shape and scripted.stands_between():
+        mark = Mark("product")
     result = func(*args, **kwargs)
     if mark is None or mark.kind not in ("product", "features"):
         trace.put(result, Mark("soft"))
