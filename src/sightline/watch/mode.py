@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from sightline.attention.api import attention
 from sightline.watch import calls, fast, state
 from sightline.watch.flex import flex
-from sightline.watch.unseen import FOLLOW, FOLLOWS_FIRST, UNMARKED, Trace
+from sightline.watch.unseen import FOLLOW, FOLLOWS_FIRST, RESTING, Trace
 from sightline.watch.where import in_compiled_function, running
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ class WatchMode(TorchFunctionMode):
         care = _CARE.get(func)
         if care is None:
             care = _care(func)
-        if care is NONE or (
-            not self.trace.marks and (care is MARKS or (care is FIRST and args and type(args[0]) is not Parameter))
-        ):
+        if care is NONE or (not self.trace.marks and (care is MARKS or (care is FIRST and args and self._new(args[0])))):
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
@@ -131,6 +129,10 @@ class WatchMode(TorchFunctionMode):
                 watcher.seen._unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
         return handler(func, args, kwargs, who)
 
+    def _new(self, x: Any) -> bool:
+        """Whether something is neither a parameter nor a buffer."""
+        return type(x) is not Parameter and id(x) not in self.trace.fixed
+
 
 def _care(func: Any) -> str:
     """What has to be looked at in a call of a function, found out once for each."""
@@ -138,7 +140,7 @@ def _care(func: Any) -> str:
         care = ALL
     else:
         follow = FOLLOW.get(func)
-        care = NONE if follow is None else MARKS if follow in UNMARKED else FIRST if follow is FOLLOWS_FIRST else ALL
+        care = NONE if follow is None else MARKS if func in RESTING else FIRST if follow is FOLLOWS_FIRST else ALL
     if len(_CARE) < _MOST:
         _CARE[func] = care
     return care

@@ -330,5 +330,7 @@ _GROUPS: list[tuple[set[Any], Follow]] = [
     ({F.grid_sample, F.unfold}, _sample),
 ]
 FOLLOW: dict[Any, Follow] = {function: follow for functions, follow in _GROUPS for function in functions}
-# Those that do nothing where no tensor has a mark, and those that also look for a parameter.
-UNMARKED, FOLLOWS_FIRST = {_joined, _mixed}, _same
+# Of these nothing follows while no tensor has a mark: the mode calls them at once, which a small model would notice.
+RESTING = {function for function, follow in FOLLOW.items() if follow in (_joined, _mixed, _exponential)} - _INTO
+# And these look for a parameter or a buffer then.
+FOLLOWS_FIRST = _same
