@@ -126,7 +126,7 @@ def serve() -> None:
 
 
 def serve_from_python() -> None:
-    from sightline.web.serving import serve
+    from sightline.web.serve import serve
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -40,7 +40,7 @@ def text(tokens: int) -> str:
 
 def ours() -> Callable[[str], bytes]:
     from sightline.watch import load
-    from sightline.web.orders import Order
+    from sightline.web.jobs import Order
     from sightline.web.report import report
     from sightline.web.running import Models, as_run, watched
 

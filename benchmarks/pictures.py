@@ -8,7 +8,7 @@ from pathlib import Path
 from explorer import browsing, serving, until
 
 from sightline.models import load as load_model
-from sightline.web.orders import Order
+from sightline.web.jobs import Order
 from sightline.web.running import watched
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"

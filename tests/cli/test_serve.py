@@ -189,7 +189,7 @@ def test_mistakes_are_one_line(arguments: list[str], text: str) -> None:
 
 
 def test_a_damaged_run_is_left_out_and_named(folder: Path, tmp_path: Path) -> None:
-    from sightline.web.serving import make_service
+    from sightline.web.serve import make_service
 
     (tmp_path / "good").symlink_to(folder)
     (tmp_path / "bad").mkdir()

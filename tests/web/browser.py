@@ -18,8 +18,8 @@ import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 import sightline as sl
+from sightline.web.app import STATIC, application
 from sightline.web.runs import Run
-from sightline.web.server import STATIC, application
 from sightline.web.service import Service
 from web.conftest import Sights, make_run, words
 

@@ -12,10 +12,10 @@ import torch
 
 import sightline as sl
 from sightline.lens import Sight
-from sightline.web.orders import Order, Report, Ticket
+from sightline.web.app import application
+from sightline.web.jobs import Order, Report, Ticket
 from sightline.web.running import Models
 from sightline.web.runs import Run, content_id
-from sightline.web.server import application
 from sightline.web.service import Service
 
 if TYPE_CHECKING:

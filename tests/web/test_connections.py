@@ -16,8 +16,8 @@ import uvicorn
 
 from sightline.web import connections
 from sightline.web.connections import Connection
+from sightline.web.serve import _listen, _server
 from sightline.web.service import Service
-from sightline.web.serving import _listen, _server
 
 PATIENCE, UNREAD, MOST = 0.4, 1.2, 24
 

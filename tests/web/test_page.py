@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page
 from cli.test_serve import address, start
 from sightline.models import load as load_model
 from sightline.steps import explain
-from sightline.web.orders import Order
+from sightline.web.jobs import Order
 from sightline.web.running import Models, name_order, performer, watched
 from sightline.web.runs import Run
 from sightline.web.saved import shelve

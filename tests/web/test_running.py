@@ -15,7 +15,7 @@ from model_files import LLAMA, llama_tensors, write_folder, write_gguf
 from sightline.cli import app as cli
 from sightline.errors import InputError, SightlineError
 from sightline.web.running import Models
-from sightline.web.serving import make_service
+from sightline.web.serve import make_service
 from web.conftest import Client
 
 WRONG: list[Any] = [5, -1, "x", [5], [None], {}, {"a": [1]}, True, float("nan"), 1e308, 10**30, "\ud800"]

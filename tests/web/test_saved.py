@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from sightline.watch import watch
 from sightline.web.saved import MAPS, MEMBERS
+from sightline.web.serve import make_service
 from sightline.web.service import Service
-from sightline.web.serving import make_service
 from sightline.web.worked import has_ids
 from web.conftest import Client, make_run, sights
 

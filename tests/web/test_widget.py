@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, FloatRect, Locator
 import sightline as sl
 from sightline.errors import InputTypeError
 from sightline.watch import Seen
-from sightline.web.server import STATIC
+from sightline.web.app import STATIC
 from sightline.web.widget import Carried, explorer
 
 

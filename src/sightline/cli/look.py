@@ -126,7 +126,7 @@ def watched_run(models: Any, name: str, text: str, layers: str | None, place: Pa
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from sightline.watch import load
-    from sightline.web.orders import Order
+    from sightline.web.jobs import Order
     from sightline.web.running import as_run, watched
 
     console = Console(stderr=True)

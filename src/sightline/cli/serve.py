@@ -28,12 +28,12 @@ def serve(
 ) -> None:
     """Look at attention as on a map, in a browser. Ctrl-C stops the server."""
     from sightline.web.problems import plain
-    from sightline.web.serving import serve as run_server
+    from sightline.web.serve import serve as run_server
 
     def ready(address: str, service: Service) -> None:
         order = None
         if text is not None and service.models is not None:
-            from sightline.web.orders import Order
+            from sightline.web.jobs import Order
 
             # Bytes of a command line that are no text are no text for a model either.
             order = Order(text.encode("utf-8", "replace").decode(), service.models.first())

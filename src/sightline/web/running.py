@@ -24,7 +24,7 @@ from sightline.models.checkpoint import open_checkpoint
 from sightline.nn import MultiHeadAttention
 from sightline.watch import Seen, watch
 from sightline.watch import load as load_run
-from sightline.web.orders import Order, Report, Ticket
+from sightline.web.jobs import Order, Report, Ticket
 from sightline.web.problems import left_out
 from sightline.web.runs import Run
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from sightline.web import export, facts, report, thumbs, worked
 from sightline.web.cache import Cache
+from sightline.web.jobs import Order, Orders, Perform
 from sightline.web.library import Library
 from sightline.web.links import strongest_link
-from sightline.web.orders import Order, Orders, Perform
 from sightline.web.parse import span
 from sightline.web.problems import Problem
 from sightline.web.running import Models
 from sightline.web.runs import Run
-from sightline.web.work import Busy, Desk, Workers
+from sightline.web.scheduler import Busy, Desk, Workers
 
 TILES_KEPT = 64 << 20
 OTHERS_KEPT = 32 << 20

@@ -70,9 +70,9 @@ class Carried:
             self._service = self._app = None
 
     def _open(self) -> App:
+        from sightline.web.app import application
         from sightline.web.running import as_run
         from sightline.web.runs import content_id
-        from sightline.web.server import application
         from sightline.web.service import Service
 
         with self._lock:
@@ -145,7 +145,7 @@ def _widget_class() -> type:
         import traitlets
     except ModuleNotFoundError as error:
         raise missing("the explorer in a notebook", "notebook", error) from error
-    from sightline.web.server import STATIC
+    from sightline.web.app import STATIC
 
     script = STATIC / "widget.js"
 

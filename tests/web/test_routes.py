@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.web.api import TEXT_BYTES
-from sightline.web.orders import Order, Ticket
+from sightline.web.jobs import Order, Ticket
+from sightline.web.routes import TEXT_BYTES
 from sightline.web.runs import Run
 from sightline.web.service import Service
 from sightline.web.thumbs import decode

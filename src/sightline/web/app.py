@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from sightline.web import problems
-from sightline.web.api import routes
 from sightline.web.guard import Guard
+from sightline.web.routes import routes
 from sightline.web.service import Service
 
 STATIC = Path(__file__).parent / "static"

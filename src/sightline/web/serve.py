@@ -47,8 +47,8 @@ def serve(
 ) -> None:
     """Serve the explorer until Ctrl-C. `port=0` takes any that is free; `ready` is told the address."""
     try:
-        import sightline.web.connections
-        import sightline.web.server  # noqa: F401
+        import sightline.web.app
+        import sightline.web.connections  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             explain(
@@ -79,8 +79,8 @@ def serve(
 def _server(service: Service, host: str) -> uvicorn.Server:
     import uvicorn
 
+    from sightline.web.app import application
     from sightline.web.connections import Connection
-    from sightline.web.server import application
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

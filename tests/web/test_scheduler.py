@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sightline.web.cache import Cache
-from sightline.web.work import Busy, Desk, Workers
+from sightline.web.scheduler import Busy, Desk, Workers
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from model_files import llama_tensors, write_folder
-from sightline.web.orders import Order, Orders, Report, Ticket
+from sightline.web.jobs import Order, Orders, Report, Ticket
 from sightline.web.running import Models, name_order, performer
 from sightline.web.runs import Run
+from sightline.web.scheduler import Workers
 from sightline.web.service import Service
-from sightline.web.work import Workers
 from web.conftest import Client, sights, words
 
 

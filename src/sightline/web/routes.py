@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.web.orders import Order
+from sightline.web.jobs import Order
 from sightline.web.parse import numbers, span
 from sightline.web.problems import Answer, Problem, to_json
 from sightline.web.runs import Run
