@@ -2,7 +2,7 @@
 
     make extras                                 # one environment per extra, pinned and with the oldest versions
     python benchmarks/extras.py --here          # what works in this environment, as JSON
-    python benchmarks/extras.py --blocked cli   # the same, as if this extra alone were installed
+    python benchmarks/extras.py --blocked cli   # the same, as if this extra alone were installed; or cli+models
 
 Environments share torch: a folder with what `import sightline` needs lies on the path of each.
 """
@@ -55,6 +55,13 @@ def attend_and_look() -> None:
     seen = watched()
     assert seen[0].entropy.shape == (1, 2, 12)
     assert "<table" in seen._repr_html_()
+    from sightline.explore.report import report
+    from sightline.explore.run import as_run
+
+    with tempfile.TemporaryDirectory() as page:
+        for name in ("app.js", "app.css"):  # the page may not be built here
+            Path(page, name).touch()
+        assert b"sightline-data" in report(as_run("seen", seen), Path(page))
 
 
 def a_trained_model() -> None:
@@ -154,7 +161,7 @@ ASKED: dict[str, tuple[Callable[[], None], set[str]]] = {
     "a model of transformers": (a_model_of_transformers, {"watch"}),
     "pictures": (a_picture, {"plots"}),
     "`sightline steps`": (version_and_steps, {"cli"}),
-    "`sightline look`": (look, {"cli", "models", "web"}),
+    "`sightline look`": (look, {"cli", "models"}),
     "`sightline serve`": (serve, {"cli", "web"}),
     "the server from Python": (serve_from_python, {"web"}),
     "the explorer in a notebook": (the_explorer_in_a_notebook, {"notebook"}),
@@ -190,10 +197,10 @@ def _named(message: str) -> str:
 
 
 def wrong(extra: str, found: dict[str, str]) -> dict[str, str]:
-    """What neither works though its extras are there, nor names one that is missing."""
+    """What neither works though its extras are there (`cli`, or `cli+models`), nor names one that is missing."""
     faults = {}
     for name, (_, needs) in ASKED.items():
-        missing = needs - {extra}
+        missing = needs - set(extra.split("+"))
         right = found[name] == WORKS if not missing else found[name] in {f"names {one}" for one in missing}
         if not right and not (missing and name in UNNAMED) and found[name] != WORKS:
             faults[name] = found[name]
@@ -202,7 +209,7 @@ def wrong(extra: str, found: dict[str, str]) -> dict[str, str]:
 
 def blocked(extra: str) -> dict[str, str]:
     """What works as if all that other extras bring were not installed; leaves the process unusable for others."""
-    others = set().union(*BRINGS.values()) - BRINGS.get(extra, set())
+    others = set().union(*BRINGS.values()).difference(*(BRINGS.get(one, set()) for one in extra.split("+")))
     sys.modules.update(dict.fromkeys(others))  # type: ignore[arg-type]
     return tried()
 

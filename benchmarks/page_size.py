@@ -39,10 +39,10 @@ def text(tokens: int) -> str:
 
 
 def ours() -> Callable[[str], bytes]:
+    from sightline.explore.model_runs import Models, RunRequest, watched
+    from sightline.explore.report import report
+    from sightline.explore.run import as_run
     from sightline.watch import load
-    from sightline.web.jobs import Order
-    from sightline.web.report import report
-    from sightline.web.running import Models, as_run, watched
 
     models = Models(["minilm"])
     model, tokenizer = models.get("minilm")
@@ -50,7 +50,7 @@ def ours() -> Callable[[str], bytes]:
     def page(content: str) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "run"
-            watched(model, tokenizer, Order(content, "minilm", None), place, lambda *a, **k: None)
+            watched(model, tokenizer, RunRequest(content, "minilm", None), place, lambda *a, **k: None)
             return report(as_run("look", load(place), origin=place.name))
 
     return page

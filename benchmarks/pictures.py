@@ -7,9 +7,8 @@ from pathlib import Path
 
 from explorer import browsing, serving, until
 
+from sightline.explore.model_runs import RunRequest, watched
 from sightline.models import load as load_model
-from sightline.web.jobs import Order
-from sightline.web.running import watched
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 TEXT = "The kids were scared of the lions, so they left right away."
@@ -32,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         model, tokenizer = load_model("minilm")
-        watched(model.eval(), tokenizer, Order(TEXT, "minilm"), folder, lambda **_: None)
+        watched(model.eval(), tokenizer, RunRequest(TEXT, "minilm"), folder, lambda **_: None)
         with serving(str(folder), "--model", "minilm") as server, browsing() as browser:
             state = f"#v=1&run={server.run()['id']}&view=map&L=3&H=1&q=10&k=2"
             for name, options in SHOTS.items():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +32,7 @@ LAYERS = (
     ("models", "watch"),
     ("plots",),
     ("lessons",),
+    ("explore",),
     ("web",),
     ("cli",),
 )
@@ -187,6 +189,73 @@ def test_modules_import_only_from_layers_above() -> None:
 )
 def test_the_layer_check_itself(source: str, file: str, allowed: bool) -> None:
     assert (not layer_violations(source, PACKAGE / file)) == allowed
+
+
+# Inside packages
+
+# Packages whose modules import each other in no circle, and nothing of ours inside functions.
+ORDERLY = ("explore", "web")
+
+
+def own_imports(package: str) -> dict[str, set[str]]:
+    """The modules of a package, each with those of the same package that it imports, wherever that stands."""
+    files = {".".join(parts(path)): path for path in sorted((PACKAGE / package).rglob("*.py"))}
+    found = {}
+    for name, path in files.items():
+        targets = (
+            {".".join(target), ".".join(target[:-1])}
+            for _, target in imports(ast.parse(path.read_text(encoding="utf-8")), path)
+        )
+        # What a package says of itself is found on the way to each of its modules.
+        found[name] = set().union(*targets) & files.keys() - {f"sightline.{package}"}
+    return found
+
+
+@pytest.mark.parametrize("package", ORDERLY)
+def test_modules_of_a_package_import_each_other_in_no_circle(package: str) -> None:
+    tuple(TopologicalSorter(own_imports(package)).static_order())  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("package", ORDERLY)
+def test_nothing_of_ours_is_imported_inside_functions(package: str) -> None:
+    found = []
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside = imports(ast.Module(function.body, []), path)
+                found += [f"{path.relative_to(ROOT)}:{line}" for line, target in inside if target[0] == "sightline"]
+    assert not found, f"an import inside a function is for an optional package: {found}"
+
+
+@pytest.mark.parametrize("package", ORDERLY)
+def test_every_module_can_be_imported_by_its_dotted_name(package: str) -> None:
+    """As `import a.b.c as x`, alone and first: no function hides a package, and no order of imports is needed."""
+    names = sorted(own_imports(package))
+    done = fresh_process(f"""
+        import json, sys, types
+
+        found = {{}}
+        for name in {names!r}:
+            for module in [module for module in sys.modules if module.startswith("sightline.{package}")]:
+                del sys.modules[module]
+            exec(f"import {{name}} as module")
+            found[name] = isinstance(module, types.ModuleType) and module.__name__ == name
+        print(json.dumps(found))
+    """)
+    assert done == dict.fromkeys(names, True)
+
+
+def test_what_the_explorer_shows_needs_no_optional_package() -> None:
+    result = fresh_process(f"""
+        import importlib, json, sys
+
+        sys.modules.update(dict.fromkeys({OPTIONAL_PACKAGES!r}))
+        for name in {sorted(own_imports("explore"))!r}:
+            importlib.import_module(name)
+        print(json.dumps({{"web": [name for name in sys.modules if name.startswith("sightline.web")]}}))
+    """)
+    assert result == {"web": []}
 
 
 # Names

@@ -14,16 +14,20 @@ from by_path import module_at
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ROOT / "benchmarks" / "extras.py"
 PARTS = ("none", "models", "watch", "plots", "cli", "web", "notebook", "triton")
+TOGETHER = ("cli+models", "cli+web")
 
 
 def test_an_extra_alone_works_or_names_what_is_missing() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXTRAS), "--blocked", *PARTS], capture_output=True, text=True, check=False
+        [sys.executable, str(EXTRAS), "--blocked", *PARTS, *TOGETHER], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     wrong = module_at(EXTRAS).wrong
-    assert {extra: wrong(extra, found[extra]) for extra in PARTS} == {extra: {} for extra in PARTS}
+    tried = (*PARTS, *TOGETHER)
+    assert {extra: wrong(extra, found[extra]) for extra in tried} == {extra: {} for extra in tried}
+    assert found["cli"]["`sightline look`"] == "names models", "no web framework: the weights are all it lacks"
+    assert found["cli+models"]["`sightline look`"] == "works"
 
 
 def test_every_extra_is_tried_and_has_lower_bounds() -> None:
@@ -43,3 +47,4 @@ def test_a_fault_is_found() -> None:
     assert extras.wrong("cli", {**found, "pictures": "names plots"}) == {}
     assert extras.wrong("plots", {**found, "pictures": "names plots"}) == {"pictures": "names plots"}
     assert extras.wrong("cli", {**found, "`sightline look`": "names plots"}) != {}
+    assert extras.wrong("cli+models", {**found, "`sightline look`": "names models"}) != {}

@@ -13,8 +13,8 @@ from sightline.cli import look as command
 from sightline.cli.account import account
 from sightline.cli.app import app
 from sightline.errors import InputError
+from sightline.explore.run import as_run
 from sightline.watch import load
-from sightline.web.running import as_run
 
 SENTENCE = "The kids were scared of the lions, so they left right away."
 
@@ -69,7 +69,7 @@ def test_what_was_not_seen_is_told(saved: tuple[Path, str]) -> None:
 
 
 def test_a_report_is_one_page_without_addresses_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sightline.web import report
+    from sightline.explore import report
 
     static = tmp_path / "static"
     static.mkdir()

@@ -18,10 +18,11 @@ import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 import sightline as sl
-from sightline.web.app import STATIC, application
-from sightline.web.runs import Run
+from explore_cases import Sights, make_run, words
+from sightline.explore.page import STATIC
+from sightline.explore.run import Run
+from sightline.web.app import application
 from sightline.web.service import Service
-from web.conftest import Sights, make_run, words
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"

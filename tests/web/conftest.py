@@ -1,4 +1,4 @@
-"""What the tests of the explorer share: small runs, a service over them, and a client without a network."""
+"""What the tests of the server share: a service over small runs, and a client without a network."""
 
 from __future__ import annotations
 
@@ -8,44 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-import torch
 
-import sightline as sl
-from sightline.lens import Sight
+from explore_cases import make_run, sights, words
+from sightline.explore.model_runs import Models, Report
+from sightline.explore.run import Run
 from sightline.web.app import application
-from sightline.web.jobs import Order, Report, Ticket
-from sightline.web.running import Models
-from sightline.web.runs import Run, content_id
+from sightline.web.jobs import Job
 from sightline.web.service import Service
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-WORDS = ["the", "kids", "were", "scared", "of", "the", "lions", ",", "so", "they", "left", "right", "away", "."]
-
-
-class Sights(dict):
-    """A dictionary of sights as an account: what a saved run is made of, without a model."""
-
-    @property
-    def layers(self) -> list[str]:
-        return list(self)
-
-
-def sights(tokens: int, layers: int = 2, heads: int = 3, dim: int = 8, **options: Any) -> Sights:
-    made = Sights()
-    for i in range(layers):
-        q, k = torch.randn(1, heads, tokens, dim), torch.randn(1, heads, tokens, dim)
-        made[f"layers.{i}.attention"] = sl.look(2 * q, k, mask=sl.causal(), stats=("entropy", "received"), **options)
-    return made
-
-
-def make_run(account: Sights, tokens: list[str], **about: Any) -> Run:
-    return Run(content_id(account, tokens, 0, about), account, tokens, **about)
-
-
-def words(n: int) -> list[str]:
-    return [WORDS[i % len(WORDS)] for i in range(n)]
 
 
 class Client:
@@ -69,19 +41,13 @@ class Client:
         return self.request("POST", path, **options)
 
 
-def instant(ticket: Ticket, report: Report) -> Run:
+def instant(job: Job, report: Report) -> Run:
     """A model that takes no time: one token per word."""
     report(stage="running", done=1, total=2)
-    tokens = ticket.order.text.split()
+    tokens = job.request.text.split()
     if "fail" in tokens:
         raise RuntimeError("the model broke")
-    return Run(ticket.id, sights(len(tokens)), tokens, model=ticket.order.model, text=ticket.order.text)
-
-
-def name_order(order: Order) -> str:
-    import hashlib
-
-    return hashlib.sha256(repr(order).encode()).hexdigest()[:16]
+    return Run(job.id, sights(len(tokens)), tokens, model=job.request.model, text=job.request.text)
 
 
 class Words(Models):
@@ -109,7 +75,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    made = Service(instant, name_order, models=Words(), threads=2)
+    made = Service(instant, models=Words(), threads=2)
     yield made
     made.close()
 
@@ -124,9 +90,3 @@ def run(service: Service) -> Run:
     made = make_run(sights(300), words(300))
     service.library.add(made)
     return made
-
-
-def exact(run: Run, layer: int, head: int) -> torch.Tensor:
-    """The whole map of a head."""
-    sight: Sight = run.account[run.layers[layer].name]
-    return sight.tile(slice(None), slice(None))[0, head]

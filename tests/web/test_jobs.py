@@ -1,4 +1,4 @@
-"""Whatever happens to one order, the next one is done: a run that breaks is a failed ticket that says why."""
+"""Whatever happens to one job, the next one is done: a run that breaks is a failed job that says why."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from explore_cases import sights, words
 from model_files import llama_tensors, write_folder
-from sightline.web.jobs import Order, Orders, Report, Ticket
-from sightline.web.running import Models, name_order, performer
-from sightline.web.runs import Run
+from sightline.explore.model_runs import Models, Report, RunRequest
+from sightline.explore.run import Run
+from sightline.web.jobs import Job, JobQueue, performer
 from sightline.web.scheduler import Workers
 from sightline.web.service import Service
-from web.conftest import Client, sights, words
+from web.conftest import Client
 
 
 def panic() -> BaseException:
@@ -41,31 +42,31 @@ BROKEN: dict[str, tuple[Callable[[], BaseException], str]] = {
 }
 
 
-def perform(ticket: Ticket, report: Report) -> Run:
-    if ticket.order.text in BROKEN:
-        raise BROKEN[ticket.order.text][0]()
-    return Run(ticket.id, sights(3, layers=1), words(3), text=ticket.order.text)
+def perform(job: Job, report: Report) -> Run:
+    if job.request.text in BROKEN:
+        raise BROKEN[job.request.text][0]()
+    return Run(job.id, sights(3, layers=1), words(3), text=job.request.text)
 
 
 @pytest.fixture
-def orders() -> Iterator[Orders]:
-    made = Orders(perform, finished=lambda run: None, dropped=lambda id: None)
+def jobs() -> Iterator[JobQueue]:
+    made = JobQueue(perform, finished=lambda run: None, dropped=lambda id: None)
     yield made
     made.close()
 
 
-def over(ticket: Ticket) -> Ticket:
+def over(job: Job) -> Job:
     end = time.monotonic() + 20
-    while not ticket.over:
-        assert time.monotonic() < end, f"the order stays {ticket.state}"
+    while not job.over:
+        assert time.monotonic() < end, f"the job stays {job.state}"
         time.sleep(0.005)
-    return ticket
+    return job
 
 
 # What would have ended the thread is shown by pytest as a warning, which is an error here.
 @pytest.mark.parametrize("kind", BROKEN)
-def test_the_queue_goes_on_after_whatever_a_run_raises(orders: Orders, kind: str) -> None:
-    broken, good = orders.put("a", Order(kind, "words")), orders.put("b", Order("good", "words"))
+def test_the_queue_goes_on_after_whatever_a_run_raises(jobs: JobQueue, kind: str) -> None:
+    broken, good = jobs.put(RunRequest(kind, "words")), jobs.put(RunRequest("good", "words"))
     assert over(broken).state == "failed"
     assert broken.problem is not None
     assert broken.problem["got"].startswith(BROKEN[kind][1])
@@ -79,16 +80,16 @@ def test_the_queue_goes_on_where_a_run_cannot_be_put_away(where: str) -> None:
         raise panic()
 
     parts: dict[str, Callable[..., None]] = {"finished": lambda run: None, "dropped": lambda id: None, where: broken}
-    orders = Orders(perform, **parts)
+    jobs = JobQueue(perform, **parts)
     try:
-        first = over(orders.put("a", Order("panic" if where == "dropped" else "good", "words")))
+        first = over(jobs.put(RunRequest("panic" if where == "dropped" else "good", "words")))
         assert first.state == "failed"
-        assert over(orders.put("b", Order("memory", "words"))).state == "failed"
+        assert over(jobs.put(RunRequest("memory", "words"))).state == "failed"
     finally:
-        orders.close()
+        jobs.close()
 
 
-def test_a_panic_of_a_tokenizer_is_a_failed_ticket(tmp_path: Path) -> None:
+def test_a_panic_of_a_tokenizer_is_a_failed_job(tmp_path: Path) -> None:
     """A pattern that tries every way to cut a text gives up by a panic, which is no Exception."""
     folder = write_folder(tmp_path / "model", llama_tensors())
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
@@ -98,10 +99,10 @@ def test_a_panic_of_a_tokenizer_is_a_failed_ticket(tmp_path: Path) -> None:
     tokenizer |= {"model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     models = Models([str(folder)])
-    service = Service(performer(models, lambda run: None), name_order, models, threads=1)
+    service = Service(performer(models, lambda run: None), models, threads=1)
     try:
-        broken = service.order(Order("a" * 40 + "b", "model"))
-        good = service.order(Order("kids", "model"))
+        broken = service.order(RunRequest("a" * 40 + "b", "model"))
+        good = service.order(RunRequest("kids", "model"))
         assert over(broken).state == "failed"
         assert broken.problem["error"] == "the tokenizer of model breaks on this text"
         assert "retry-limit" in broken.problem["got"]
@@ -111,13 +112,13 @@ def test_a_panic_of_a_tokenizer_is_a_failed_ticket(tmp_path: Path) -> None:
         service.close()
 
 
-def test_a_model_without_a_tokenizer_is_a_failed_ticket(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_a_failed_job(tmp_path: Path) -> None:
     models = Models([str(write_folder(tmp_path / "model", llama_tensors()))])
-    service = Service(performer(models, lambda run: None), name_order, models, threads=1)
+    service = Service(performer(models, lambda run: None), models, threads=1)
     try:
-        ticket = over(service.order(Order("kids", "model")))
-        assert ticket.problem is not None
-        assert ticket.problem["error"] == "model cannot read texts"
+        job = over(service.order(RunRequest("kids", "model")))
+        assert job.problem is not None
+        assert job.problem["error"] == "model cannot read texts"
     finally:
         service.close()
 

@@ -16,12 +16,11 @@ from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from cli.test_serve import address, start
+from sightline.explore.model_runs import Models, RunRequest, watched
+from sightline.explore.run import Run
 from sightline.models import load as load_model
 from sightline.steps import explain
-from sightline.web.jobs import Order
-from sightline.web.running import Models, name_order, performer, watched
-from sightline.web.runs import Run
-from sightline.web.saved import shelve
+from sightline.web.jobs import performer
 from sightline.web.service import Service
 from web.browser import SENTENCE, Live, Visit, flat_run, long_run, relu_run
 
@@ -36,15 +35,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     model, tokenizer = load_model("minilm")
     for name, text in (("a-kids", SENTENCE), ("b-lions", OTHER)):
-        watched(model.eval(), tokenizer, Order(text, "minilm"), folder / name, lambda **_: None)
+        watched(model.eval(), tokenizer, RunRequest(text, "minilm"), folder / name, lambda **_: None)
     return folder
 
 
 @pytest.fixture(scope="module")
 def live(runs: Path) -> Iterator[Live]:
     models = Models(["minilm"])
-    service = Service(performer(models, lambda run: service.library.add(run)), name_order, models)
-    shelve(service.library, runs)
+    service = Service(performer(models, lambda run: service.library.add(run)), models)
+    service.library.shelve_folder(runs)
     server = Live(service)
     server.kids = service.library.listed()[0]["id"]  # type: ignore[attr-defined]
     server.lions = service.library.listed()[1]["id"]  # type: ignore[attr-defined]
@@ -410,7 +409,7 @@ def test_masked_zero_and_below_the_floor_differ(visit: Visit, add: Add) -> None:
 def asking(browser: Browser, model: str) -> Iterator[tuple[Visit, Service]]:
     """A page that has no run yet, and a server with a model."""
     models = Models([model])
-    service = Service(performer(models, lambda run: service.library.add(run)), name_order, models)
+    service = Service(performer(models, lambda run: service.library.add(run)), models)
     server = Live(service)
     visit = Visit(browser, server.base)
     try:
@@ -578,7 +577,7 @@ def test_without_q_and_k_the_map_stops_at_its_overview(visit: Visit, add: Add, t
     import torch
 
     import sightline as sl
-    from web.conftest import Sights, make_run, words
+    from explore_cases import Sights, make_run, words
 
     sight = sl.look(
         torch.randn(1, 2, 700, 8), torch.randn(1, 2, 700, 8), mask=sl.causal(), stats=("entropy", "received")

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.web.jobs import Order, Ticket
+from explore_cases import Sights, exact, make_run, sights, words
+from sightline.explore.model_runs import RunRequest
+from sightline.explore.run import Run
+from sightline.explore.thumbs import decode
+from sightline.web.jobs import Job
+from sightline.web.library import Shelf
 from sightline.web.routes import TEXT_BYTES
-from sightline.web.runs import Run
 from sightline.web.service import Service
-from sightline.web.thumbs import decode
-from web.conftest import Client, Sights, exact, make_run, sights, words
+from web.conftest import Client
 
 
 def floats(answer: httpx.Response) -> np.ndarray:
@@ -274,8 +277,6 @@ def test_runs_can_be_closed(client: Client, run: Run, service: Service) -> None:
 
 
 def test_a_saved_run_is_opened_when_asked_for_and_closed_for_others(service: Service) -> None:
-    from sightline.web.library import Shelf
-
     opened = []
 
     def shelf(i: int) -> tuple[str, Shelf]:
@@ -386,12 +387,12 @@ def test_every_answer_is_json_whatever_a_text_holds(client: Client, service: Ser
     """A text of the command line may hold bytes that are no UTF-8."""
     run = make_run(sights(3), ["a", "\ud800", "b"], text="a\udcffb", model="\ud800")
     service.library.add(run)
-    service.orders.tickets["t"] = Ticket("t", Order("\udcff", "words"), problem={"got": "\ud800"})
+    service.jobs.by_id["t"] = Job("t", RunRequest("\udcff", "words"), problem={"got": "\ud800"})
     for path in ("runs", f"runs/{run.id}", "runs/t", f"runs/{run.id}/tokens", f"runs/{run.id}/steps/0/0?q=1"):
         answer = client.get(f"/api/{path}")
         assert answer.status_code == 200, path
         json.loads(answer.content.decode("utf-8"))
-    del service.orders.tickets["t"]
+    del service.jobs.by_id["t"]
 
 
 @pytest.mark.parametrize("number", ["nan", "1e999", "-1", "9" * 30, "9" * 5000, "1_0", "0x1", "\u0663"])
@@ -413,13 +414,13 @@ def test_too_many_orders_are_refused_with_a_time(client: Client, service: Servic
     import threading
 
     go = threading.Event()
-    perform = service.orders.perform
+    perform = service.jobs.perform
 
-    def slow(ticket: object, report: object) -> Run:
+    def slow(job: object, report: object) -> Run:
         assert go.wait(10)
-        return perform(ticket, report)  # type: ignore[arg-type]
+        return perform(job, report)  # type: ignore[arg-type]
 
-    service.orders.perform = slow  # type: ignore[assignment]
+    service.jobs.perform = slow  # type: ignore[assignment]
     try:
         positions = []
         for i in range(5):
@@ -427,7 +428,7 @@ def test_too_many_orders_are_refused_with_a_time(client: Client, service: Servic
             assert answer.status_code == 202
             positions.append(answer.json()["position"])
             if i == 0:
-                while service.orders.tickets[answer.json()["id"]].state == "queued":
+                while service.jobs.by_id[answer.json()["id"]].state == "queued":
                     time.sleep(0.01)
         assert positions[1:] == [1, 2, 3, 4]
         refused = client.post("/api/runs", json={"text": "one more", "model": "words"})
@@ -451,7 +452,7 @@ def test_nine_runs_are_one_too_many(client: Client) -> None:
 
 
 def test_too_many_tiles_are_refused_and_forgotten(client: Client, run: Run, service: Service) -> None:
-    service.desk.at_once = 0  # nothing starts: everything waits
+    service.flights.at_once = 0  # nothing starts: everything waits
 
     async def ask() -> tuple[list[int], int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://127.0.0.1") as web:
@@ -462,7 +463,7 @@ def test_too_many_tiles_are_refused_and_forgotten(client: Client, run: Run, serv
                 if sum(task.done() for task in tasks) == 16:
                     break
             refused = [task.result().status_code for task in tasks if task.done()]
-            waiting = service.desk.waiting
+            waiting = service.flights.waiting
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -472,8 +473,8 @@ def test_too_many_tiles_are_refused_and_forgotten(client: Client, run: Run, serv
     refused, waiting = asyncio.run(ask())
     assert refused == [503] * 16
     assert waiting == 64
-    assert service.desk.waiting == 0, "whoever has gone does not wait"
-    service.desk.at_once = 2
+    assert service.flights.waiting == 0, "whoever has gone does not wait"
+    service.flights.at_once = 2
     assert client.get(f"/api/runs/{run.id}/rows/0/0?q=3").status_code == 200
 
 

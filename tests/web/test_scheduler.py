@@ -9,8 +9,7 @@ import time
 import pytest
 import torch
 
-from sightline.web.cache import Cache
-from sightline.web.scheduler import Busy, Desk, Workers
+from sightline.web.scheduler import Busy, SingleFlight, Workers
 
 
 @pytest.fixture
@@ -85,14 +84,14 @@ def test_equal_requests_are_one() -> None:
     made: list[int] = []
 
     async def main() -> list[int]:
-        desk, gate = Desk(at_once=1, waiting=4), asyncio.Event()
+        flights, gate = SingleFlight(at_once=1, waiting=4), asyncio.Event()
 
         async def make() -> int:
             made.append(1)
             await gate.wait()
             return 7
 
-        tasks = [asyncio.create_task(desk.get("key", make)) for _ in range(5)]
+        tasks = [asyncio.create_task(flights.get("key", make)) for _ in range(5)]
         await asyncio.sleep(0.01)
         tasks[0].cancel()  # one of them leaves: the others still get it
         gate.set()
@@ -106,35 +105,35 @@ def test_whoever_waits_and_leaves_is_dropped_and_what_runs_is_finished() -> None
     made: list[str] = []
 
     async def main() -> int:
-        desk, gate = Desk(at_once=1, waiting=4), asyncio.Event()
+        flights, gate = SingleFlight(at_once=1, waiting=4), asyncio.Event()
 
         async def make(name: str) -> None:
             await gate.wait()
             made.append(name)
 
-        running = asyncio.create_task(desk.get("running", lambda: make("running")))
-        waiting = asyncio.create_task(desk.get("waiting", lambda: make("waiting")))
+        running = asyncio.create_task(flights.get("running", lambda: make("running")))
+        waiting = asyncio.create_task(flights.get("waiting", lambda: make("waiting")))
         await asyncio.sleep(0.01)
-        assert desk.waiting == 1
+        assert flights.waiting == 1
         running.cancel()
         waiting.cancel()
         await asyncio.gather(running, waiting, return_exceptions=True)
         gate.set()
         await asyncio.sleep(0.01)
-        return desk.waiting
+        return flights.waiting
 
     assert asyncio.run(main()) == 0
     assert made == ["running"]
 
 
-def test_a_full_desk_refuses() -> None:
+def test_a_full_flights_refuses() -> None:
     async def main() -> None:
-        desk, gate = Desk(at_once=1, waiting=2), asyncio.Event()
-        tasks = [asyncio.create_task(desk.get(i, gate.wait)) for i in range(3)]
+        flights, gate = SingleFlight(at_once=1, waiting=2), asyncio.Event()
+        tasks = [asyncio.create_task(flights.get(i, gate.wait)) for i in range(3)]
         await asyncio.sleep(0.01)
         with pytest.raises(Busy):
-            await desk.get("one more", gate.wait)
-        joined = asyncio.create_task(desk.get(1, gate.wait))  # not one more: the same
+            await flights.get("one more", gate.wait)
+        joined = asyncio.create_task(flights.get(1, gate.wait))  # not one more: the same
         gate.set()
         await asyncio.gather(*tasks, joined)
 
@@ -143,38 +142,20 @@ def test_a_full_desk_refuses() -> None:
 
 def test_an_error_reaches_everyone_who_waits() -> None:
     async def main() -> list:
-        desk = Desk(at_once=1, waiting=2)
+        flights = SingleFlight(at_once=1, waiting=2)
 
         async def make() -> None:
             await asyncio.sleep(0.01)
             raise ValueError("no")
 
-        return await asyncio.gather(*(desk.get("key", make) for _ in range(3)), return_exceptions=True)
+        return await asyncio.gather(*(flights.get("key", make) for _ in range(3)), return_exceptions=True)
 
     assert [str(error) for error in asyncio.run(main())] == ["no"] * 3
 
 
-def test_a_cache_is_bounded() -> None:
-    cache: Cache[bytes] = Cache(limit=100)
-    for i in range(50):
-        cache.put(i, b"x", 30)
-        assert cache.size <= 100
-    assert [i for i in range(50) if cache.get(i)] == [47, 48, 49]
-    cache.get(47)
-    cache.put("new", b"x", 30)
-    assert cache.get(48) is None
-    assert cache.get(47) is not None
-    cache.put("huge", b"x", 101)
-    assert cache.get("huge") is None
-    cache.put(47, b"x", 10)
-    assert cache.size == 70
-    cache.forget(lambda key: key == 47)
-    assert cache.size == 60
-
-
 def test_whoever_had_an_answer_takes_no_newer_job_away() -> None:
     async def main() -> None:
-        desk = Desk(at_once=1, waiting=8)
+        flights = SingleFlight(at_once=1, waiting=8)
         blocked = asyncio.Event()
 
         async def now() -> str:
@@ -187,19 +168,19 @@ def test_whoever_had_an_answer_takes_no_newer_job_away() -> None:
         async def again() -> str:
             return "second"
 
-        first = asyncio.ensure_future(desk.get("same", now))
-        await asyncio.sleep(0)  # it waits at the desk
-        other = asyncio.ensure_future(desk.get("other", later))
+        first = asyncio.ensure_future(flights.get("same", now))
+        await asyncio.sleep(0)  # it waits at the flights
+        other = asyncio.ensure_future(flights.get("other", later))
         # In the moment in which the first job is over and its waiter was not told yet, the same is asked for again.
-        while "same" in desk._jobs:
+        while "same" in flights._flights:
             await asyncio.sleep(0)
         assert not first.done()
-        second = asyncio.ensure_future(desk.get("same", again))
+        second = asyncio.ensure_future(flights.get("same", again))
         assert await first == "first"
         await asyncio.sleep(0)
         blocked.set()
         assert await other == "other"
         assert await asyncio.wait_for(second, 5) == "second"
-        assert not desk._jobs
+        assert not flights._flights
 
     asyncio.run(main())

@@ -11,9 +11,10 @@ import torch
 from playwright.sync_api import Browser, Page, Route
 
 import sightline as sl
+from explore_cases import Sights, make_run, sights, words
 from sightline.web.service import Service
 from web.browser import Live, Visit
-from web.conftest import Sights, Words, instant, make_run, name_order, sights, words
+from web.conftest import Words, instant
 
 # Tiles that are painted anew, counted by the page itself.
 COUNT = """
@@ -28,7 +29,7 @@ CanvasRenderingContext2D.prototype.putImageData = function (image, ...given) {
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    service = Service(instant, name_order, models=Words(), threads=2)
+    service = Service(instant, models=Words(), threads=2)
     server = Live(service)
     yield server
     server.close()

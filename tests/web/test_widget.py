@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, FloatRect, Locator
 
 import sightline as sl
 from sightline.errors import InputTypeError
+from sightline.explore.page import STATIC
 from sightline.watch import Seen
-from sightline.web.app import STATIC
 from sightline.web.widget import Carried, explorer
 
 
@@ -177,12 +177,8 @@ def test_seen_elsewhere_is_what_it_was(seen: Seen, monkeypatch: pytest.MonkeyPat
     assert seen._repr_mimebundle_() == {}
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    from sightline.web import widget
-
-    widget._widget_class.cache_clear()
+    monkeypatch.delitem(sys.modules, "sightline.web.widget")
     shown = seen._repr_mimebundle_()["text/html"]
     assert shown.startswith(seen._repr_html_()), "the table with pictures, where the extra is not installed"
     assert "No explorer here: the explorer in a notebook needs anywidget" in shown
     assert "sightline[notebook]" in shown
-    monkeypatch.undo()
-    widget._widget_class.cache_clear()

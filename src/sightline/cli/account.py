@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sightline.web import facts, thumbs
-from sightline.web.links import Link, strongest_link
-
-if TYPE_CHECKING:
-    from sightline.web.runs import Run
+from sightline.explore import measures, thumbs
+from sightline.explore.links import Link, strongest_link
+from sightline.explore.run import Run
 
 # Colours of the map from nothing to all, dark to light: magma, in steps a terminal can show.
 RAMP = ("#1d1147", "#51127c", "#832681", "#b73779", "#e75263", "#fc8961", "#fec488", "#fcfdbf")
@@ -29,13 +25,12 @@ SMALL = 512 * 512
 def account(run: Run, heads: int = 8, console: Console | None = None) -> None:
     """Say what a run shows, in at most a screen or two."""
     console = console or Console(highlight=False)
-    measures, _ = facts.facts(run)
-    places = [(i, j) for i, layer in enumerate(measures) for j in range(len(layer))]
-    order = sorted(places, key=lambda place: (-facts.interest(measures[place[0]][place[1]]), place))
+    measured, _ = measures.measure(run)
+    order = measures.ranked(measured)
     about = run.about()
     console.print(
         f"[bold]{escape(str(about['model']))}[/]: {about['tokens']:,} tokens, "
-        f"{len(run.layers)} layers, {len(places)} heads\n"
+        f"{len(run.layers)} layers, {len(order)} heads\n"
     )
     if run.unseen:
         names = Text(
@@ -49,9 +44,9 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> None:
         console.print(names)
     console.print(_tokens(run))
     small = run.layers[0].queries * run.layers[0].keys <= SMALL
-    looked = places if small else order[:heads]
+    looked = sorted(order) if small else order[:heads]
     links = {place: strongest_link(run.view(*place), run.special_keys(run.layers[place[0]])) for place in looked}
-    console.print(_portraits(run, measures, order[:heads], links))
+    console.print(_portraits(run, measured, order[:heads], links))
     found = sorted(((link, place) for place, link in links.items() if link), key=lambda pair: -pair[0].weight)
     console.print(_links(run, found[:heads]))
     layer, head = order[0]
@@ -71,12 +66,12 @@ def _tokens(run: Run) -> Text:
     return text
 
 
-def _portraits(run: Run, measures: list, order: list, links: dict) -> Table:
+def _portraits(run: Run, measured: list, order: list, links: dict) -> Table:
     table = Table(title="Heads, the most interesting first", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("head", "focus", "first", "previous", "itself", "induction", "distance", "strongest link"):
         table.add_column(name, justify="left" if name in ("head", "strongest link") else "right")
     for layer, head in order:
-        found = measures[layer][head]
+        found = measured[layer][head]
         shares = [found[name] for name in ("focus", "first", "previous", "same", "induction")]
         distance = "" if found["distance"] is None else f"{found['distance']:.1f}"
         table.add_row(

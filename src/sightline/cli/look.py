@@ -9,15 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sightline.errors import InputError, explain
+from sightline.explore.model_runs import Models, RunRequest, watched
+from sightline.explore.report import report as report_page
+from sightline.explore.run import Run, as_run
 from sightline.files import write_whole
-
-if TYPE_CHECKING:
-    from sightline.web.runs import Run
+from sightline.watch import load
 
 EXAMPLE = "The kids were scared of the lions, so they left right away."
 LARGEST = 1_000_000
@@ -33,8 +34,6 @@ def look(
     heads: Annotated[int, typer.Option(help="Heads in the table.", min=1, max=1000)] = 8,
 ) -> None:
     """Say what a model attended to in a text, and keep it as a folder or a page."""
-    from sightline.web.running import Models
-
     content = read(text)
     as_page = out is not None and out.suffix.lower() in (".html", ".htm")
     if out is not None:
@@ -43,7 +42,7 @@ def look(
     name = known.first()
     with folder(None if as_page else out) as place:
         run = watched_run(known, name, content, layers, place)
-        from sightline.cli.account import account
+        from sightline.cli.account import account  # takes rich along, which other commands do not wait for
 
         account(run, heads)
         if as_page:
@@ -120,14 +119,10 @@ def folder(out: Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def watched_run(models: Any, name: str, text: str, layers: str | None, place: Path) -> Run:
+def watched_run(models: Models, name: str, text: str, layers: str | None, place: Path) -> Run:
     """Run the model with a progress bar on the standard error, if someone looks at it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from sightline.watch import load
-    from sightline.web.jobs import Order
-    from sightline.web.running import as_run, watched
 
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
@@ -138,13 +133,11 @@ def watched_run(models: Any, name: str, text: str, layers: str | None, place: Pa
             progress.update(task, description=stage, completed=done or 0, total=total)
 
         model, tokenizer = models.get(name)
-        watched(model, tokenizer, Order(text, name, layers), place, report)
+        watched(model, tokenizer, RunRequest(text, name, layers), place, report)
     return as_run("look", load(place), origin=place.name)
 
 
 def write(out: Path, run: Run) -> None:
     """The report, whole or not at all."""
-    from sightline.web.report import report
-
-    content = report(run)
+    content = report_page(run)
     write_whole(out, lambda file: file.write_bytes(content))

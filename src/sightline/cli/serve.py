@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.explore.model_runs import RunRequest
+from sightline.explore.reasons import plain
+
 if TYPE_CHECKING:
     from sightline.web.service import Service
 
@@ -27,24 +30,21 @@ def serve(
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Look at attention as on a map, in a browser. Ctrl-C stops the server."""
-    from sightline.web.problems import plain
     from sightline.web.serve import serve as run_server
 
     def ready(address: str, service: Service) -> None:
-        order = None
+        request = None
         if text is not None and service.models is not None:
-            from sightline.web.jobs import Order
-
             # Bytes of a command line that are no text are no text for a model either.
-            order = Order(text.encode("utf-8", "replace").decode(), service.models.first())
+            request = RunRequest(text.encode("utf-8", "replace").decode(), service.models.first())
         runs = len(service.library.listed())
         names = plain(", ".join(known["name"] for known in service.listed_models())) or "none"
         typer.echo(f"Explorer: {address}")
         typer.echo(f"{runs} saved run{'' if runs == 1 else 's'}; models: {names}. Ctrl-C stops it.")
         for skipped in service.skipped:
             typer.echo(f"left out: {skipped}", err=True)
-        if order is not None:
-            service.order(order)
+        if request is not None:
+            service.order(request)
         if open_browser:
             typer.launch(address)
 

@@ -1,13 +1,16 @@
-"""The explorer: look at attention as on a map, in a browser, from the whole context down to single cells.
+"""The explorer's server: HTTP around the numbers of `sightline.explore`, and the same answers inside a notebook.
 
 | to find | look in |
 | --- | --- |
-| one head of a sight | `head.py`, `view.py` |
-| tiles at every zoom level | `pyramid.py`, over `overview.py` |
-| what heads are like | `facts.py`, `links.py`, `thumbs.py` |
-| runs, and texts that wait for a model | `runs.py`, `library.py`, `jobs.py` |
-| who computes what, and when | `scheduler.py`, `cache.py`, `service.py` |
-| HTTP | `routes.py`, `guard.py`, `problems.py`, `app.py` |
+| addresses, and what they answer | `routes.py`, numbers in them `parse.py` |
+| everything behind them | `service.py` |
+| the runs a server has | `library.py` |
+| texts that wait for a model | `jobs.py` |
+| who computes what, and when | `scheduler.py` |
+| what goes wrong, as JSON | `problems.py` |
+| who may ask, and for how long | `guard.py`, `connections.py` |
+| the application, on a port, in a notebook | `app.py`, `serve.py`, `widget.py` |
 
-The page itself is TypeScript, in `web/` at the top of the repository, built into `static/`.
+The page itself is TypeScript, in `web/` at the top of the repository, built into `static/`. All that outlives a server
+in a process is the loop of the widgets (`_loop` in `widget.py`), which starts with the first of them.
 """

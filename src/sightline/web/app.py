@@ -9,12 +9,12 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from sightline.explore.page import STATIC
 from sightline.web import problems
 from sightline.web.guard import Guard
 from sightline.web.routes import routes
 from sightline.web.service import Service
 
-STATIC = Path(__file__).parent / "static"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",

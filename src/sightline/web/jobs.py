@@ -1,31 +1,31 @@
-"""Texts that wait for the model: one runs at a time, a few wait, and each says where it stands."""
+"""Texts that wait for a model: one runs at a time, a few wait, and each says where it stands."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from sightline.errors import SightlineError
-from sightline.web.problems import Problem, from_error, told
-from sightline.web.runs import Run
+from sightline.explore.model_runs import Models, Report, RunRequest, watched
+from sightline.explore.reasons import told
+from sightline.explore.run import Run, as_run
+from sightline.watch import Seen
+from sightline.watch import load as load_run
+from sightline.web.problems import Problem, from_error
 
 log = logging.getLogger("sightline.web")
-
-
-@dataclass(frozen=True)
-class Order:
-    """What was asked for."""
-
-    text: str
-    model: str
-    layers: str | None = None
-    generate: int = 0
 
 
 class Cancelled(Exception):
@@ -33,11 +33,11 @@ class Cancelled(Exception):
 
 
 @dataclass
-class Ticket:
-    """One order and where it stands: queued, running, done, failed or cancelled."""
+class Job:
+    """One request and where it stands: queued, running, done, failed or cancelled."""
 
     id: str
-    order: Order
+    request: RunRequest
     state: str = "queued"
     stage: str = "waiting"
     done: int = 0
@@ -56,8 +56,8 @@ class Ticket:
             "total": self.total,
             "position": position,
             "problem": self.problem,
-            "model": self.order.model,
-            "title": self.order.text[:80],
+            "model": self.request.model,
+            "title": self.request.text[:80],
         }
 
     @property
@@ -65,13 +65,12 @@ class Ticket:
         return self.state in ("done", "failed", "cancelled")
 
 
-Report = Callable[..., None]
-# Does one order, reporting its progress; gives the run, and may hand out a growing one before.
-Perform = Callable[[Ticket, Report], Run]
+# Does one job, reporting its progress; gives the run, and may hand out a growing one before.
+Perform = Callable[[Job, Report], Run]
 
 
-class Orders:
-    """The queue of orders and the one thread that does them."""
+class JobQueue:
+    """The queue of jobs and the one thread that does them."""
 
     def __init__(
         self,
@@ -83,20 +82,21 @@ class Orders:
     ) -> None:
         self.perform, self.finished, self.dropped = perform, finished, dropped
         self.limit, self.kept = waiting, kept
-        self.tickets: dict[str, Ticket] = {}
-        self._queue: queue.Queue[Ticket | None] = queue.Queue()
+        self.by_id: dict[str, Job] = {}
+        self._queue: queue.Queue[Job | None] = queue.Queue()
         self._changed: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ending = False
 
-    def put(self, id: str, order: Order) -> Ticket:
-        """Take an order; the same one twice is one."""
+    def put(self, request: RunRequest) -> Job:
+        """Take a request; the same one twice is one job."""
+        id = request.id
         with self._lock:
-            known = self.tickets.get(id)
+            known = self.by_id.get(id)
             if known is not None and not known.over:
                 return known
-            waiting = [ticket for ticket in self.tickets.values() if ticket.state == "queued"]
+            waiting = [job for job in self.by_id.values() if job.state == "queued"]
             if len(waiting) >= self.limit:
                 raise Problem(
                     429,
@@ -107,41 +107,41 @@ class Orders:
                     retry_after=5,
                 )
             self._trim()
-            ticket = self.tickets[id] = Ticket(id, order)
+            job = self.by_id[id] = Job(id, request)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="runner", daemon=True)
                 self._thread.start()
-            self._queue.put(ticket)
-        return ticket
+            self._queue.put(job)
+        return job
 
-    def done(self, id: str, order: Order) -> Ticket:
-        """The ticket of a run that is there already."""
-        return self.tickets.get(id) or Ticket(id, order, state="done", stage="done")
+    def done(self, request: RunRequest) -> Job:
+        """The job of a run that is there already."""
+        return self.by_id.get(request.id) or Job(request.id, request, state="done", stage="done")
 
-    def position(self, ticket: Ticket) -> int:
+    def position(self, job: Job) -> int:
         """0 for the one that runs or is over, 1 for the next."""
-        if ticket.state != "queued":
+        if job.state != "queued":
             return 0
-        ahead = [t for t in self.tickets.values() if t.state == "queued" and t.made <= ticket.made]
+        ahead = [t for t in self.by_id.values() if t.state == "queued" and t.made <= job.made]
         return len(ahead)
 
     def cancel(self, id: str) -> None:
-        """Take an order back; one that runs stops at its next layer."""
-        ticket = self.tickets.get(id)
-        if ticket is not None and not ticket.over:
-            ticket.cancelled.set()
-            if ticket.state == "queued":
-                self._set(ticket, state="cancelled")
+        """Take a job back; one that runs stops at its next layer."""
+        job = self.by_id.get(id)
+        if job is not None and not job.over:
+            job.cancelled.set()
+            if job.state == "queued":
+                self._set(job, state="cancelled")
 
     def forget(self, id: str) -> None:
-        """Take an order back, and say no more about it."""
+        """Take a job back, and say no more about it."""
         self.cancel(id)
-        ticket = self.tickets.get(id)
-        if ticket is not None and ticket.over:
-            self.tickets.pop(id, None)
+        job = self.by_id.get(id)
+        if job is not None and job.over:
+            self.by_id.pop(id, None)
 
-    async def events(self, ticket: Ticket) -> AsyncIterator[dict[str, Any]]:
-        """What happens to an order, as it happens, until it is over."""
+    async def events(self, job: Job) -> AsyncIterator[dict[str, Any]]:
+        """What happens to a job, as it happens, until it is over."""
         changed = asyncio.Event()
         entry = (asyncio.get_running_loop(), changed)
         self._changed.append(entry)
@@ -149,11 +149,11 @@ class Orders:
         try:
             while True:
                 changed.clear()
-                now = ticket.about(self.position(ticket))
+                now = job.about(self.position(job))
                 if now != last:
                     yield now
                     last = now
-                if ticket.over or self._ending:
+                if job.over or self._ending:
                     return
                 await changed.wait()
                 await asyncio.sleep(0.05)  # a browser needs no more than twenty a second
@@ -166,52 +166,52 @@ class Orders:
         self._tell()
 
     def close(self) -> None:
-        """Stop: the running order is cancelled, the others are dropped."""
-        for id in list(self.tickets):
+        """Stop: the running job is cancelled, the others are dropped."""
+        for id in list(self.by_id):
             self.cancel(id)
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(timeout=10)
 
     def _work(self) -> None:
-        while (ticket := self._queue.get()) is not None:
-            if not ticket.cancelled.is_set():
-                self._do(ticket)
+        while (job := self._queue.get()) is not None:
+            if not job.cancelled.is_set():
+                self._do(job)
 
-    def _do(self, ticket: Ticket) -> None:
-        """One order, to whatever end. A panic of a library in Rust is no Exception, and ends no more than its order."""
-        self._set(ticket, state="running", stage="starting")
+    def _do(self, job: Job) -> None:
+        """One job, to whatever end. A panic of a library in Rust is no Exception, and ends no more than its job."""
+        self._set(job, state="running", stage="starting")
         try:
-            run = self.perform(ticket, lambda **changes: self._report(ticket, **changes))
-            if ticket.cancelled.is_set():
+            run = self.perform(job, lambda **changes: self._report(job, **changes))
+            if job.cancelled.is_set():
                 raise Cancelled
             self.finished(run)
-            self._set(ticket, state="done", stage="done")
+            self._set(job, state="done", stage="done")
         except Cancelled:
-            self._set(ticket, state="cancelled")
+            self._set(job, state="cancelled")
         except Problem as problem:
-            self._set(ticket, state="failed", problem=problem.body)
+            self._set(job, state="failed", problem=problem.body)
         except SightlineError as error:
-            self._set(ticket, state="failed", problem=from_error(error).body)
+            self._set(job, state="failed", problem=from_error(error).body)
         except BaseException as error:
             body = Problem(500, "the run failed", expected="a run", got=told(error), hint="another text").body
-            self._set(ticket, state="failed", problem=body)
+            self._set(job, state="failed", problem=body)
             log.error("a run failed: %s", told(error), exc_info=error)
-        if ticket.state != "done":
+        if job.state != "done":
             try:
-                self.dropped(ticket.id)  # a growing run that was handed out already
+                self.dropped(job.id)  # a growing run that was handed out already
             except BaseException as error:
                 log.error("a run could not be put away: %s", told(error), exc_info=error)
 
-    def _report(self, ticket: Ticket, **changes: Any) -> None:
-        if ticket.cancelled.is_set():
+    def _report(self, job: Job, **changes: Any) -> None:
+        if job.cancelled.is_set():
             raise Cancelled
-        self._set(ticket, **changes)
+        self._set(job, **changes)
 
-    def _set(self, ticket: Ticket, **changes: Any) -> None:
+    def _set(self, job: Job, **changes: Any) -> None:
         for name, value in changes.items():
-            setattr(ticket, name, value)
-        ticket.version += 1
+            setattr(job, name, value)
+        job.version += 1
         self._tell()
 
     def _tell(self) -> None:
@@ -222,6 +222,35 @@ class Orders:
                 continue  # that loop is closed
 
     def _trim(self) -> None:
-        over = [id for id, ticket in self.tickets.items() if ticket.over]
+        over = [id for id, job in self.by_id.items() if job.over]
         for id in over[: max(0, len(over) - self.kept)]:
-            del self.tickets[id]
+            del self.by_id[id]
+
+
+def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
+    """What a server does with a job: a watched run in a folder of its own, which is removed with the run."""
+
+    def perform(job: Job, report: Report) -> Run:
+        torch.set_num_threads(os.cpu_count() or 1)  # this thread's; those that make tiles have one each
+        folder = Path(tempfile.mkdtemp(prefix="sightline-"))
+
+        def cleanup() -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+        def growing(seen: Seen) -> None:
+            for name in seen.layers:
+                seen.shares(name)  # read now, by the thread that also writes: later the files may be newer
+            run = as_run(job.id, seen, cleanup=cleanup)
+            run.growing, run.revision = True, len(run.tokens)
+            grown(run)
+
+        try:
+            report(stage=f"loading {job.request.model}")
+            model, tokenizer = models.get(job.request.model)
+            watched(model, tokenizer, job.request, folder, report, growing)
+            return as_run(job.id, load_run(folder), cleanup=cleanup)
+        except BaseException:
+            cleanup()
+            raise
+
+    return perform

@@ -6,10 +6,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from sightline.explore.reasons import left_out, plain
+from sightline.explore.run import Run
+from sightline.explore.saved import SavedRun, saved_runs
 from sightline.web.problems import Problem
-from sightline.web.runs import Run
 
 
 @dataclass
@@ -37,6 +41,13 @@ class Library:
         """List a saved run."""
         with self._lock:
             self._shelves[id] = shelf
+
+    def shelve_folder(self, folder: Path) -> list[str]:
+        """List the saved runs of a folder; gives a line for each that cannot be read, which is left out."""
+        found, skipped = saved_runs(folder)
+        for saved in found:
+            self.shelve(saved.id, Shelf(saved.about, partial(_open, saved)))
+        return skipped
 
     def add(self, run: Run) -> None:
         """Keep a run that was made here."""
@@ -112,11 +123,22 @@ class Library:
     def listed(self) -> list[dict[str, Any]]:
         """Every run in short, the newest first."""
         with self._lock:
-            made = [short(run.about()) for id, run in self._open.items() if id not in self._shelves]
+            made = [run.summary() for id, run in self._open.items() if id not in self._shelves]
             saved = [shelf.about for shelf in self._shelves.values()]
         return [*reversed(made), *saved]
 
 
-def short(about: dict[str, Any]) -> dict[str, Any]:
-    """What a list of runs says of each."""
-    return {name: about[name] for name in ("id", "model", "origin", "title", "tokens", "growing", "revision")}
+def _open(saved: SavedRun) -> Run:
+    name = saved.path.name
+    try:
+        return saved.open()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise Problem(
+            500,
+            f"the saved run {plain(name)} cannot be read any more",
+            expected="the folder as it was when the server started",
+            got=left_out(name, error),
+            hint="start the server again",
+        ) from error

@@ -7,17 +7,17 @@ import logging
 import math
 from typing import Any
 
-from sightline.errors import MissingExtraError, SightFileError, SightlineError, TooLargeError, missing
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
-try:
-    from fastapi import FastAPI, Request
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
-    from starlette.exceptions import HTTPException
-except ModuleNotFoundError as error:
-    raise missing("the explorer", "web", error) from error
+from sightline.errors import MissingExtraError, SightFileError, SightlineError, TooLargeError
+from sightline.explore.run import NotInRun
 
 log = logging.getLogger("sightline.web")
+# What Sightline's own errors are in HTTP; all others are 422.
+STATUS = {NotInRun: 404, TooLargeError: 413, MissingExtraError: 501, SightFileError: 500}
 
 
 class Answer(JSONResponse):
@@ -81,39 +81,8 @@ def from_error(error: SightlineError) -> Problem:
         name, _, value = line.strip().partition(": ")
         if name in parts:
             parts[name] = value
-    status = 413 if isinstance(error, TooLargeError) else 501 if isinstance(error, MissingExtraError) else 422
-    status = 500 if isinstance(error, SightFileError) else status
+    status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 422)
     return Problem(status, first, expected=parts["expected"], got=parts["got"], hint=parts["try"])
-
-
-def told(error: BaseException) -> str:
-    """An error in one short line, of whatever class it is.
-
-    >>> told(ZeroDivisionError("division by zero"))
-    'ZeroDivisionError: division by zero'
-    >>> told(KeyboardInterrupt())
-    'KeyboardInterrupt'
-    """
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # an error that cannot even be written down
-        text = ""
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
-
-
-def left_out(name: str, error: BaseException) -> str:
-    """One line on why something is left out.
-
-    >>> left_out("my run", OSError("the disk\\nis gone"))
-    'my run: OSError: the disk is gone'
-    """
-    reason = " ".join(str(error).split()) if isinstance(error, SightlineError) else told(error)
-    return plain(f"{name}: {reason}")[:400]
-
-
-def plain(text: str) -> str:
-    """A text for a line of a terminal and for JSON: no control characters, no halves of characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def install(app: FastAPI) -> None:

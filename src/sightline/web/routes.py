@@ -12,10 +12,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.web.jobs import Order
+from sightline.explore.model_runs import RunRequest
+from sightline.explore.run import Run
 from sightline.web.parse import numbers, span
 from sightline.web.problems import Answer, Problem, to_json
-from sightline.web.runs import Run
 from sightline.web.service import Service
 
 TEXT_BYTES = 1_000_000
@@ -52,9 +52,9 @@ def routes(service: Service) -> APIRouter:
             {
                 "text_bytes": TEXT_BYTES,
                 "runs": service.library.limit,
-                "queued": service.orders.limit,
+                "queued": service.jobs.limit,
                 "tokens_a_page": TOKENS_A_PAGE,
-                "waiting_tiles": service.desk.limit,
+                "waiting_tiles": service.flights.limit,
                 "tile": 256,
                 "models": service.listed_models(),
             }
@@ -63,7 +63,7 @@ def routes(service: Service) -> APIRouter:
     @api.get("/runs", tags=["runs"])
     async def runs() -> Answer:
         """Every run: made here or saved, and the orders that wait or run."""
-        waiting = [t.about(service.orders.position(t)) for t in service.orders.tickets.values() if not t.over]
+        waiting = [job.about(service.jobs.position(job)) for job in service.jobs.by_id.values() if not job.over]
         return Answer({"runs": service.library.listed(), "orders": waiting}, headers={"Cache-Control": "no-store"})
 
     @api.post("/runs", status_code=202, tags=["runs"])
@@ -78,15 +78,14 @@ def routes(service: Service) -> APIRouter:
                 got=f"{size:,} bytes",
                 hint="a part of it",
             )
-        order = Order(new.text, new.model, new.layers, new.generate)
-        ticket = service.order(order)
-        return Answer({"id": ticket.id, "position": service.orders.position(ticket)}, 202)
+        job = service.order(RunRequest(new.text, new.model, new.layers, new.generate))
+        return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
 
     @api.get("/runs/{run}", tags=["runs"])
     async def about(run: str) -> Answer:
         """A run: its model, text and layers; or where its order stands."""
-        if run not in service.library and (ticket := service.orders.tickets.get(run)) is not None:
-            return Answer(ticket.about(service.orders.position(ticket)), headers={"Cache-Control": "no-store"})
+        if run not in service.library and (job := service.jobs.by_id.get(run)) is not None:
+            return Answer(job.about(service.jobs.position(job)), headers={"Cache-Control": "no-store"})
         body = {"state": "done", **(await asyncio.to_thread(service.run, run)).about()}
         return Answer(body, headers={"Cache-Control": "no-store"})
 
@@ -132,14 +131,16 @@ def routes(service: Service) -> APIRouter:
     async def portraits(request: Request, run: str) -> Response:
         """What every head is like, which heads are alike, and the head to look at first."""
         it = found(run)
-        body, complete = await wait_for(request, service.slow((it.key, "portraits"), lambda: service.portraits(it)))
+        body, complete = await wait_for(
+            request, service.slow((it.key, "portraits"), lambda: service.atlas.portraits(it))
+        )
         return finished(request, it, Answer(body), complete)
 
     @api.get("/runs/{run}/thumbs", tags=["numbers"])
     async def thumbs(request: Request, run: str) -> Response:
         """Every head as 64 x 64 bytes, layer by layer: 0 masked, 1 zero, 2 to 255 logarithmic from 1e-7 to 1."""
         it = found(run)
-        body, complete = await wait_for(request, service.slow((it.key, "thumbs"), lambda: service.thumbs(it)))
+        body, complete = await wait_for(request, service.slow((it.key, "thumbs"), lambda: service.atlas.thumbs(it)))
         return finished(request, it, binary(body), complete)
 
     @api.get("/runs/{run}/tiles/{layer}/{head}/{lq}/{lk}/{y}/{x}", tags=["numbers"])
@@ -189,7 +190,7 @@ def routes(service: Service) -> APIRouter:
         """One cell or a rectangle: weight, score, rank, entropy; or mean, maximum and where. Without both: the link."""
         it = found(run)
         if rows is None and cols is None:
-            make: Callable[[], Any] = lambda: service.link(it, layer, head)  # noqa: E731
+            make: Callable[[], Any] = lambda: service.atlas.link(it, layer, head)  # noqa: E731
         elif rows is None or cols is None:
             raise Problem(422, "rows and cols belong together", expected="both", got="one", hint="rows=9&cols=5")
         else:
@@ -204,7 +205,7 @@ def routes(service: Service) -> APIRouter:
     async def rollout(request: Request, run: str, q: str) -> Response:
         """Attention rollout through all layers: how much every token fed these, a float32 each. A heuristic."""
         it, queries = found(run), numbers("q", q, 8)
-        make = lambda: service.rollout(it, queries).tobytes()  # noqa: E731
+        make = lambda: service.atlas.rollout(it, queries).tobytes()  # noqa: E731
         return finished(request, it, binary(await wait_for(request, service.slow((it.key, "rollout", q), make))))
 
     @api.get("/runs/{run}/steps/{layer}/{head}", tags=["numbers"])
@@ -219,7 +220,7 @@ def routes(service: Service) -> APIRouter:
     ) -> Response:
         """How the output of one query comes about, key by key, with the real numbers."""
         it = found(run)
-        make = lambda: service.steps(it, layer, head, q, top, k)  # noqa: E731
+        make = lambda: service.atlas.steps(it, layer, head, q, top, k)  # noqa: E731
         body = await wait_for(request, service.slow((it.key, "steps", layer, head, q, top, k), make))
         return finished(request, it, Answer(body))
 
@@ -235,7 +236,9 @@ def routes(service: Service) -> APIRouter:
     ) -> Response:
         """The exact numbers of a rectangle as CSV or npz, or the run as one page that needs no server."""
         it = found(run)
-        make = lambda: service.export(it, format, layer, head, rows, cols)  # noqa: E731
+        band = None if rows is None else span("rows", rows)
+        across = None if cols is None else span("cols", cols)
+        make = lambda: service.atlas.export(it, format, layer, head, band, across)  # noqa: E731
         name, media, body = await wait_for(request, service.slow((it.key, format, layer, head, rows, cols), make))
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return Response(body, media_type=media, headers=headers)

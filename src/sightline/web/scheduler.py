@@ -120,7 +120,7 @@ class Busy(Exception):
     """The queue is full."""
 
 
-class Job:
+class Flight:
     """One thing that is being made, and how many wait for it."""
 
     def __init__(self, make: Callable[[], Awaitable[Any]]) -> None:
@@ -129,7 +129,7 @@ class Job:
         self.running: asyncio.Task | None = None
 
 
-class Desk:
+class SingleFlight:
     """Joins equal requests, lets few run at a time, and refuses when too many wait.
 
     A request whose clients have all gone is dropped if it still waits; if it runs, it finishes, and its result is
@@ -138,8 +138,8 @@ class Desk:
 
     def __init__(self, at_once: int, waiting: int) -> None:
         self.at_once, self.limit = at_once, waiting
-        self._jobs: dict[Hashable, Job] = {}
-        self._waiting: OrderedDict[Hashable, Job] = OrderedDict()
+        self._flights: dict[Hashable, Flight] = {}
+        self._waiting: OrderedDict[Hashable, Flight] = OrderedDict()
         self._running = 0
 
     @property
@@ -148,41 +148,41 @@ class Desk:
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[Any]]) -> Any:
         """The result of `await make()`, made once for everyone who asks for the same key meanwhile."""
-        job = self._jobs.get(key)
-        if job is None:
+        flight = self._flights.get(key)
+        if flight is None:
             if len(self._waiting) >= self.limit:
                 raise Busy
-            job = self._jobs[key] = self._waiting[key] = Job(make)
+            flight = self._flights[key] = self._waiting[key] = Flight(make)
             self._start()
-        job.waiters += 1
+        flight.waiters += 1
         try:
-            return await asyncio.shield(job.future)
+            return await asyncio.shield(flight.future)
         finally:
-            job.waiters -= 1
-            # By its key alone it could be a newer job for the same, which others wait for.
-            if not job.waiters and self._waiting.get(key) is job:
+            flight.waiters -= 1
+            # By its key alone it could be a newer flight for the same, which others wait for.
+            if not flight.waiters and self._waiting.get(key) is flight:
                 del self._waiting[key]
-                del self._jobs[key]
-                job.future.cancel()
+                del self._flights[key]
+                flight.future.cancel()
 
     def _start(self) -> None:
         while self._waiting and self._running < self.at_once:
-            key, job = self._waiting.popitem(last=False)
+            key, flight = self._waiting.popitem(last=False)
             self._running += 1
-            job.running = asyncio.ensure_future(self._run(key, job))
+            flight.running = asyncio.ensure_future(self._run(key, flight))
 
-    async def _run(self, key: Hashable, job: Job) -> None:
+    async def _run(self, key: Hashable, flight: Flight) -> None:
         try:
-            result = await job.make()
+            result = await flight.make()
         except BaseException as error:
-            if not job.future.done():
-                job.future.set_exception(error)
-                job.future.exception()  # nobody may be left to fetch it
+            if not flight.future.done():
+                flight.future.set_exception(error)
+                flight.future.exception()  # nobody may be left to fetch it
         else:
-            if not job.future.done():
-                job.future.set_result(result)
+            if not flight.future.done():
+                flight.future.set_result(result)
         finally:
             self._running -= 1
-            if self._jobs.get(key) is job:
-                del self._jobs[key]
+            if self._flights.get(key) is flight:
+                del self._flights[key]
             self._start()

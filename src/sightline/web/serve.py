@@ -5,15 +5,20 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sightline.errors import InputError, MissingExtraError, explain
-from sightline.web.running import Models, name_order, performer
-from sightline.web.saved import shelve
-from sightline.web.service import Service
+from sightline.errors import InputError, explain, missing
+from sightline.explore.model_runs import Models
+from sightline.explore.run import Run
 
-if TYPE_CHECKING:
+try:
     import uvicorn
+
+    from sightline.web.app import application
+    from sightline.web.connections import Connection
+    from sightline.web.jobs import performer
+    from sightline.web.service import Service
+except ModuleNotFoundError as error:
+    raise missing("the explorer", "web", error) from error
 
 # Connections that wait to be taken; as many are taken in one go before any of them can be refused.
 BACKLOG = 128
@@ -23,14 +28,14 @@ def make_service(folders: Sequence[str | Path] = (), models: Sequence[str] | Non
     """A service over saved folders and models; what is not there is an error, what cannot be read is left out."""
     known = Models(models)
 
-    def grown(run: object) -> None:
-        service.library.add(run)  # type: ignore[arg-type]
+    def grown(run: Run) -> None:
+        service.library.add(run)
 
-    service = Service(performer(known, grown), name_order, known)
+    service = Service(performer(known, grown), known)
     service.skipped += known.skipped
     try:
         for folder in folders:
-            service.skipped += shelve(service.library, Path(folder))
+            service.skipped += service.library.shelve_folder(Path(folder))
     except BaseException:
         service.close()
         raise
@@ -46,18 +51,6 @@ def serve(
     ready: Callable[[str, Service], None] | None = None,
 ) -> None:
     """Serve the explorer until Ctrl-C. `port=0` takes any that is free; `ready` is told the address."""
-    try:
-        import sightline.web.app
-        import sightline.web.connections  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            explain(
-                "the explorer needs FastAPI and uvicorn",
-                expected="the extra `web`",
-                got=f"no module named {error.name}",
-                hint="pip install 'sightline[web]'",
-            )
-        ) from error
     service = make_service(folders, models)
     try:
         listener = _listen(host, port)
@@ -77,11 +70,6 @@ def serve(
 
 
 def _server(service: Service, host: str) -> uvicorn.Server:
-    import uvicorn
-
-    from sightline.web.app import application
-    from sightline.web.connections import Connection
-
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             service.leave()  # before connections are waited for: streams would never end by themselves

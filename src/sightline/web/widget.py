@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sightline.errors import InputTypeError, explain, missing
+from sightline.explore.page import STATIC
+from sightline.explore.run import runs_of
 from sightline.watch import Seen
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+try:
+    import anywidget
+    import traitlets
 
+    from sightline.web.app import application
     from sightline.web.guard import App
     from sightline.web.service import Service
+except ModuleNotFoundError as error:
+    raise missing("the explorer in a notebook", "notebook", error) from error
 
 HEIGHT = 640
+SCRIPT = STATIC / "widget.js"
+NOT_BUILT = """export default { render({ el }) {
+  el.textContent = "The explorer's page is not built: cd web && npm ci && npm run build";
+} };"""
 
 
 def explorer(seen: Seen, height: int = HEIGHT) -> Any:
@@ -39,7 +50,7 @@ def explorer(seen: Seen, height: int = HEIGHT) -> Any:
         raise InputTypeError(
             explain("the explorer shows a watched run", expected="a Seen", got=type(seen).__name__, hint="sl.watch")
         )
-    return _widget_class()(seen, height)
+    return Explorer(seen, height)
 
 
 def mimebundle(seen: Seen) -> dict[str, Any]:
@@ -70,19 +81,11 @@ class Carried:
             self._service = self._app = None
 
     def _open(self) -> App:
-        from sightline.web.app import application
-        from sightline.web.running import as_run
-        from sightline.web.runs import content_id
-        from sightline.web.service import Service
-
         with self._lock:
             if self._app is None:
-                service = Service(_refuse, lambda order: "")  # no models: this run is all there is
-                tokens = self.seen.tokens
-                for batch in range(min(self.seen[0].shape[0], service.library.limit)):
-                    names = tokens[batch] if tokens else []
-                    id = content_id(self.seen, names, batch, {"name": self.seen.meta.get("name")})
-                    service.library.add(as_run(id, self.seen, origin="notebook", batch=batch))
+                service = Service(_refuse)  # no models: this run is all there is
+                for run in runs_of(self.seen, service.library.limit, origin="notebook"):
+                    service.library.add(run)
                 self._service, self._app = service, application(service)
             return self._app
 
@@ -137,63 +140,44 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-@cache
-def _widget_class() -> type:
-    try:
-        import anywidget
-        import fastapi  # noqa: F401 - what answers the page; without it the frame would stay empty
-        import traitlets
-    except ModuleNotFoundError as error:
-        raise missing("the explorer in a notebook", "notebook", error) from error
-    from sightline.web.app import STATIC
+class Explorer(anywidget.AnyWidget):
+    """The explorer in a notebook."""
 
-    script = STATIC / "widget.js"
+    _esm = SCRIPT.read_text(encoding="utf-8") if SCRIPT.exists() else NOT_BUILT
+    height = traitlets.Int(HEIGHT).tag(sync=True)
 
-    class Explorer(anywidget.AnyWidget):
-        """The explorer in a notebook."""
+    def __init__(self, seen: Seen, height: int) -> None:
+        self._carried = Carried(seen)
+        self._running: dict[int, Future] = {}
+        super().__init__(height=height)
+        self.on_msg(self._asked)
 
-        _esm = script.read_text(encoding="utf-8") if script.exists() else NOT_BUILT
-        height = traitlets.Int(HEIGHT).tag(sync=True)
+    def _asked(self, _: object, content: Any, buffers: object) -> None:
+        """A message of the page: a request, or that one is not needed any more."""
+        if not isinstance(content, dict):
+            return
+        if "cancel" in content:
+            running = self._running.pop(content["cancel"], None)
+            if running is not None:
+                running.cancel()
+            return
+        id, path = content.get("id"), content.get("path")
+        if not isinstance(id, int) or not isinstance(path, str) or not path.startswith("/"):
+            return
+        running = self._carried.ask(path)
+        self._running[id] = running
+        running.add_done_callback(lambda future: self._told(id, future))
 
-        def __init__(self, seen: Seen, height: int) -> None:
-            self._carried = Carried(seen)
-            self._running: dict[int, Future] = {}
-            super().__init__(height=height)
-            self.on_msg(self._asked)
+    def _told(self, id: int, future: Future) -> None:
+        self._running.pop(id, None)
+        if future.cancelled():
+            return
+        if future.exception() is not None:
+            self.send({"id": id, "status": 500, "headers": {}}, buffers=[])
+            return
+        status, headers, body = future.result()
+        self.send({"id": id, "status": status, "headers": headers}, buffers=[body])
 
-        def _asked(self, _: object, content: Any, buffers: object) -> None:
-            """A message of the page: a request, or that one is not needed any more."""
-            if not isinstance(content, dict):
-                return
-            if "cancel" in content:
-                running = self._running.pop(content["cancel"], None)
-                if running is not None:
-                    running.cancel()
-                return
-            id, path = content.get("id"), content.get("path")
-            if not isinstance(id, int) or not isinstance(path, str) or not path.startswith("/"):
-                return
-            running = self._carried.ask(path)
-            self._running[id] = running
-            running.add_done_callback(lambda future: self._told(id, future))
-
-        def _told(self, id: int, future: Future) -> None:
-            self._running.pop(id, None)
-            if future.cancelled():
-                return
-            if future.exception() is not None:
-                self.send({"id": id, "status": 500, "headers": {}}, buffers=[])
-                return
-            status, headers, body = future.result()
-            self.send({"id": id, "status": status, "headers": headers}, buffers=[body])
-
-        def close(self) -> None:
-            super().close()
-            self._carried.close()
-
-    return Explorer
-
-
-NOT_BUILT = """export default { render({ el }) {
-  el.textContent = "The explorer's page is not built: cd web && npm ci && npm run build";
-} };"""
+    def close(self) -> None:
+        super().close()
+        self._carried.close()

@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.web.overview import overview_level
-from sightline.web.pyramid import Pyramid
+from sightline.explore.overview import overview_level
+from sightline.explore.pyramid import Pyramid
 
 SIDE = 64
 FLOOR = 1e-7

@@ -1,4 +1,4 @@
-"""The models of a server: one that cannot be read is left out by one line that names it, and ends nothing."""
+"""The models that may be run: one that cannot be read is left out by one line that names it, and ends nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import pytest
 from model_files import LLAMA, llama_tensors, write_folder, write_gguf
 from sightline.cli import app as cli
 from sightline.errors import InputError, SightlineError
-from sightline.web.running import Models
-from sightline.web.serve import make_service
-from web.conftest import Client
+from sightline.explore.model_runs import Models
 
 WRONG: list[Any] = [5, -1, "x", [5], [None], {}, {"a": [1]}, True, float("nan"), 1e308, 10**30, "\ud800"]
 
@@ -29,20 +27,6 @@ def folder(tmp_path: Path) -> Path:
 def written(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps({**LLAMA, **changes}))
     return folder
-
-
-@pytest.mark.parametrize("value", [5, True, "LlamaForCausalLM", {"a": 1}, [5], [None], [["x"]], float("nan")])
-def test_wrong_architectures_end_no_server(folder: Path, value: Any) -> None:
-    service = make_service([], [str(written(folder, architectures=value)), "minilm"])
-    try:
-        assert len(service.skipped) == 1
-        assert service.skipped[0].startswith("the model model: ")
-        assert "architectures" in service.skipped[0]
-        answer = Client(service).get("/api/limits")
-        assert answer.status_code == 200
-        assert [model["name"] for model in answer.json()["models"]] == ["minilm"]
-    finally:
-        service.close()
 
 
 @pytest.mark.parametrize("key", [*LLAMA, "architectures", "rope_scaling", "rope_theta", "head_dim", "hidden_act"])

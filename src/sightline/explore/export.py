@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sightline.errors import TooLargeError, explain
-
-if TYPE_CHECKING:
-    from sightline.web.runs import Run
+from sightline.explore.run import Run
 
 CSV_CELLS = 1_000_000
 NPZ_BYTES = 64 << 20

@@ -9,8 +9,8 @@ import torch
 
 from sightline.attention.tiles import Columns, scaled_rows, score_tile
 from sightline.errors import InputError, explain
+from sightline.explore.pyramid import DIRECT, Pyramid
 from sightline.lens.requests import Top
-from sightline.web.pyramid import DIRECT, Pyramid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,32 +1,28 @@
-"""Running a model on a text, watched: what `sightline serve` does with an order and `sightline look` with a text."""
+"""Running a model on a text, watched: what `sightline serve` does with a request and `sightline look` with a text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sightline.errors import InputError, explain
+from sightline.explore.reasons import left_out
 from sightline.models import load as load_model
 from sightline.models.builtin import BUILTINS
 from sightline.models.checkpoint import open_checkpoint
 from sightline.nn import MultiHeadAttention
 from sightline.watch import Seen, watch
 from sightline.watch import load as load_run
-from sightline.web.jobs import Order, Report, Ticket
-from sightline.web.problems import left_out
-from sightline.web.runs import Run
 
 # What the first view needs of every head; anything else is computed from q and k when it is asked for.
 STATS = ("entropy", "received", "overview", "overview_max", "shares")
@@ -36,10 +32,32 @@ TITLES = {
     "minilm": "MiniLM-L6: encoder, 6 layers of 12 heads",
     "smollm2": "SmolLM2-135M: causal, 30 layers of 9 heads",
 }
+# Told how a run goes: `stage`, and how much of it is `done` of a `total`.
+Report = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A text to run a model on.
+
+    >>> RunRequest("the kids left", "minilm").id
+    '3e469f20dec57af0'
+    """
+
+    text: str
+    model: str
+    layers: str | None = None
+    generate: int = 0
+
+    @property
+    def id(self) -> str:
+        """The name of the run that it leads to: a hash of model, text and options."""
+        content = json.dumps([self.model, self.text, self.layers, self.generate])
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class Models:
-    """The models a server may run: built-in names and folders, loaded when first used; two are kept in memory.
+    """The models that may be run: built-in names and folders, loaded when first used; two are kept in memory.
 
     A checkpoint that cannot be read is left out, and `skipped` has a line on why.
 
@@ -119,126 +137,72 @@ def _is_causal(name: str) -> bool:
     return Path(name).suffix == ".gguf" or any("CausalLM" in kind or "LMHead" in kind for kind in kinds)
 
 
-def name_order(order: Order) -> str:
-    """The id of the run that an order leads to: a hash of model, text and options."""
-    content = json.dumps([order.model, order.text, order.layers, order.generate])
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def performer(models: Models, grown: Callable[[Run], None]) -> Callable[[Ticket, Report], Run]:
-    """What a server does with an order: a watched run in a folder of its own, which is removed with the run."""
-
-    def perform(ticket: Ticket, report: Report) -> Run:
-        torch.set_num_threads(os.cpu_count() or 1)  # this thread's; those that make tiles have one each
-        folder = Path(tempfile.mkdtemp(prefix="sightline-"))
-
-        def cleanup() -> None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-        def growing(seen: Seen) -> None:
-            for name in seen.layers:
-                seen.shares(name)  # read now, by the thread that also writes: later the files may be newer
-            run = as_run(ticket.id, seen, cleanup=cleanup)
-            run.growing, run.revision = True, len(run.tokens)
-            grown(run)
-
-        try:
-            report(stage=f"loading {ticket.order.model}")
-            model, tokenizer = models.get(ticket.order.model)
-            watched(model, tokenizer, ticket.order, folder, report, growing)
-            return as_run(ticket.id, load_run(folder), cleanup=cleanup)
-        except BaseException:
-            cleanup()
-            raise
-
-    return perform
-
-
 def watched(
     model: Any,
     tokenizer: Any,
-    order: Order,
+    request: RunRequest,
     folder: Path,
     report: Report,
     growing: Callable[[Seen], None] | None = None,
 ) -> None:
     """Run a model on a text and write what it attended to into a folder."""
-    encoding = _encoded(tokenizer, order)
+    encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
     if not ids:
         raise InputError(
-            explain("this text has no tokens", expected="some text", got=repr(order.text[:40]), hint="a word")
+            explain("this text has no tokens", expected="some text", got=repr(request.text[:40]), hint="a word")
         )
-    if context is not None and len(ids) + order.generate > context:
+    if context is not None and len(ids) + request.generate > context:
         raise InputError(
             explain(
-                f"this text is too long for {order.model}",
+                f"this text is too long for {request.model}",
                 expected=f"at most {context:,} tokens",
-                got=f"{len(ids):,} tokens" + (f" and {order.generate} to generate" if order.generate else ""),
+                got=f"{len(ids):,} tokens" + (f" and {request.generate} to generate" if request.generate else ""),
                 hint="a part of it, or a model with a longer context",
             )
         )
-    if order.generate and not hasattr(model, "stream"):
+    if request.generate and not hasattr(model, "stream"):
         raise InputError(
-            explain(f"{order.model} cannot generate", expected="a causal model", got=order.model, hint="generate=0")
+            explain(f"{request.model} cannot generate", expected="a causal model", got=request.model, hint="generate=0")
         )
-    meta = {"name": order.model, "text": order.text, "spans": [list(pair) for pair in encoding.offsets]}
+    meta = {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
     with (
         torch.no_grad(),
-        watch(model, chosen(order.layers), keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,
+        watch(model, chosen(request.layers), keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,
     ):
         seen.meta.update(meta)
-        if not order.generate:
+        if not request.generate:
             with _progress(model, report, "running"):
                 model(torch.tensor([ids], device=model.device))
         else:
-            _generate(model, order, folder, seen, report, growing)
+            _generate(model, request, folder, seen, report, growing)
     report(stage="finishing")
 
 
-def _encoded(tokenizer: Any, order: Order) -> Any:
+def _encoded(tokenizer: Any, request: RunRequest) -> Any:
     if tokenizer is None:
         raise InputError(
             explain(
-                f"{order.model} cannot read texts",
+                f"{request.model} cannot read texts",
                 expected="a model with a tokenizer",
                 got="a checkpoint without tokenizer.json",
                 hint="put tokenizer.json beside the weights",
             )
         )
     try:
-        return tokenizer.encode(order.text)
+        return tokenizer.encode(request.text)
     # The library raises plain exceptions, and panics that are not even that.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
         raise InputError(
             explain(
-                f"the tokenizer of {order.model} breaks on this text",
+                f"the tokenizer of {request.model} breaks on this text",
                 expected="a tokenizer that can cut any text",
                 got=" ".join(str(error).split())[:200],
                 hint="another text",
             )
         ) from error
-
-
-def as_run(id: str, seen: Seen, **about: Any) -> Run:
-    """A watched run as the explorer serves it."""
-    tokens, memory = seen.tokens, seen.memory_tokens
-    sight = seen[0]
-    batch = about.get("batch", 0)
-    names = tokens[batch] if tokens else [""] * sight.shape[-2]
-    meta = seen.meta
-    return Run(
-        id,
-        seen,
-        names,
-        memory=memory[batch] if memory else None,
-        model=meta.get("name") or meta.get("model"),
-        text=meta.get("text"),
-        spans=meta.get("spans"),
-        **about,
-    )
 
 
 def chosen(layers: str | None) -> list[int | str] | None:
@@ -264,15 +228,15 @@ def chosen(layers: str | None) -> list[int | str] | None:
 
 
 def _generate(
-    model: Any, order: Order, folder: Path, seen: Seen, report: Report, growing: Callable[[Seen], None] | None
+    model: Any, request: RunRequest, folder: Path, seen: Seen, report: Report, growing: Callable[[Seen], None] | None
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
     known, told, text = 0.0, 0.0, []
-    report(stage="reading the text", done=0, total=order.generate)
-    for i, piece in enumerate(model.stream(order.text, max_new_tokens=order.generate), start=1):
+    report(stage="reading the text", done=0, total=request.generate)
+    for i, piece in enumerate(model.stream(request.text, max_new_tokens=request.generate), start=1):
         text.append(piece)
-        seen.meta["text"] = order.text + "".join(text)
-        report(stage="generating", done=i, total=order.generate)
+        seen.meta["text"] = request.text + "".join(text)
+        report(stage="generating", done=i, total=request.generate)
         stamp = (folder / "index.json").stat().st_mtime
         if growing is not None and stamp > known and i > 1 and time.monotonic() > told + EVERY:
             known = stamp

@@ -14,12 +14,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from sightline.explore.saved import MAPS, MEMBERS
 from sightline.watch import watch
-from sightline.web.saved import MAPS, MEMBERS
 from sightline.web.serve import make_service
 from sightline.web.service import Service
-from sightline.web.worked import has_ids
-from web.conftest import Client, make_run, sights
+from web.conftest import Client
 
 LONE = "\ud800"
 
@@ -205,7 +204,7 @@ def test_tokens_of_fewer_texts_than_there_are_are_left_out(served: Callable[[], 
 def test_a_panic_while_reading_is_left_out(
     served: Callable[[], Service], bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sightline.web import saved
+    from sightline.explore import saved
 
     load = saved.load_run
 
@@ -254,14 +253,3 @@ def test_a_run_that_goes_bad_later_says_so(served: Callable[[], Service], bad: P
     assert answer.status_code == 500
     assert answer.json()["error"] == "the saved run bad cannot be read any more"
     assert client.get("/api/runs").status_code == 200
-
-
-@pytest.mark.parametrize(
-    "ids, batch, known",
-    [([[1, 2, 3]], 0, True), ([[1] * 1000], 0, False), ([[1, 2, 3]], 1, False), ([], 0, False), (None, 0, False)],
-)
-def test_a_model_is_run_again_on_the_tokens_of_the_map_alone(ids: Any, batch: int, known: bool) -> None:
-    """A saved run may name a model of the server and hold a million other ids."""
-    run = make_run(sights(3), ["a", "b", "c"])
-    run.account.ids, run.batch = ids, batch  # type: ignore[attr-defined]
-    assert has_ids(run, 0) is known

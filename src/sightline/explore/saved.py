@@ -1,24 +1,40 @@
-"""Saved runs: listed without being kept open, opened when someone looks at them, and left out if they do not hold."""
+"""Saved runs: looked at without being kept open, opened when someone asks for them, left out if they do not hold."""
 
 from __future__ import annotations
 
 import os
 import stat
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sightline.errors import InputError, explain
+from sightline.explore.reasons import left_out, plain
+from sightline.explore.run import Run, as_run, runs_of
 from sightline.watch import Seen
 from sightline.watch import load as load_run
-from sightline.web.library import Library, Shelf, short
-from sightline.web.problems import Problem, left_out, plain
-from sightline.web.running import as_run
-from sightline.web.runs import Run, content_id
 
 INDEX = "index.json"
 # More than any run has: texts in a batch, maps (layers x heads), tokens, letters of a model's name.
 MEMBERS, MAPS, LONGEST, NAME = 1024, 1 << 14, 1 << 24, 1000
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """One text of a saved batch: what is known without opening it, and where it lies."""
+
+    about: dict[str, Any]
+    path: Path
+    batch: int
+
+    @property
+    def id(self) -> str:
+        return str(self.about["id"])
+
+    def open(self) -> Run:
+        """The run itself; whatever a folder that was changed since leads to is raised."""
+        seen = _load(self.path)
+        return as_run(self.id, seen, origin=plain(self.path.name), batch=self.batch, growing=not seen.complete)
 
 
 def find(folder: Path) -> list[Path]:
@@ -40,52 +56,29 @@ def find(folder: Path) -> list[Path]:
     return found
 
 
-def shelve(library: Library, folder: Path) -> list[str]:
-    """List the runs of a folder in a library; gives a line for each that cannot be read, which is left out."""
-    skipped = []
+def saved_runs(folder: Path) -> tuple[list[SavedRun], list[str]]:
+    """The runs of a folder, and a line for each that cannot be read and is left out."""
+    found, skipped = [], []
     for path in find(folder):
         try:
-            runs = _runs(path)
+            found += _runs(path)
         except (KeyboardInterrupt, SystemExit):
             raise
         # Whatever a damaged or hostile folder leads to, panics of the libraries that read it included.
         except BaseException as error:
             skipped.append(left_out(path.name, error))
-            continue
-        for run in runs:
-            about = short(run.about())
-            about["title"] = about["title"] or run.origin
-            library.shelve(run.id, Shelf(about, partial(_open, run.id, path, run.batch)))
-    return skipped
+    return found, skipped
 
 
-def _runs(path: Path) -> list[Run]:
+def _runs(path: Path) -> list[SavedRun]:
     """A run for every text of a saved batch."""
     seen = _load(path)
     runs = []
-    for batch in range(seen[0].shape[0]):
-        tokens = seen.tokens[batch] if seen.tokens else []
-        runs.append(_run(content_id(seen, tokens, batch, {"name": seen.meta.get("name")}), seen, path, batch))
+    for run in runs_of(seen, origin=plain(path.name), growing=not seen.complete):
+        about = run.summary()
+        about["title"] = about["title"] or run.origin
+        runs.append(SavedRun(about, path, run.batch))
     return runs
-
-
-def _open(id: str, path: Path, batch: int) -> Run:
-    try:
-        return _run(id, _load(path), path, batch)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        raise Problem(
-            500,
-            f"the saved run {plain(path.name)} cannot be read any more",
-            expected="the folder as it was when the server started",
-            got=left_out(path.name, error),
-            hint="start the server again",
-        ) from error
-
-
-def _run(id: str, seen: Seen, path: Path, batch: int) -> Run:
-    return as_run(id, seen, origin=plain(path.name), batch=batch, growing=not seen.complete)
 
 
 def _load(path: Path) -> Seen:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from sightline.explore.overview import PATCH, cells_of
+from sightline.explore.visible_counts import VisibleCounts
 from sightline.lens.levels import level_of
-from sightline.web.counts import Counts
-from sightline.web.overview import PATCH, cells_of
 
 if TYPE_CHECKING:
     from sightline.lens import Sight
@@ -29,7 +29,7 @@ class Estimate:
     """
 
     def __init__(
-        self, sight: Sight, counts: Counts, levels: tuple[int, int], rows: slice, columns: slice, largest: bool
+        self, sight: Sight, counts: VisibleCounts, levels: tuple[int, int], rows: slice, columns: slice, largest: bool
     ) -> None:
         self.sight, self.counts, self.levels, self.largest = sight, counts, levels, largest
         self.queries, self.keys = sight.shape[-2:]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sightline.web.overview import cells_of
-from sightline.web.pyramid import DIRECT
-
-if TYPE_CHECKING:
-    from sightline.web.overview import Overview
-    from sightline.web.view import HeadView
+from sightline.explore.head_view import HeadView
+from sightline.explore.overview import Overview, cells_of
+from sightline.explore.pyramid import DIRECT
 
 # Cells that are looked at in one go, and bins of an overview before the search gives up.
 BAND, BINS = 1 << 20, 256
@@ -31,7 +28,6 @@ def strongest_link(view: HeadView, special: np.ndarray | None = None) -> Link | 
     `special` marks keys that are no words, such as [SEP]; None if there is no such link, or it is not known.
 
     >>> import sightline as sl, torch
-    >>> from sightline.web.view import HeadView
     >>> strongest_link(HeadView(sl.look(torch.eye(4)[None], torch.eye(4)[[2, 3, 0, 1]][None], scale=9.0)))
     Link(query=0, key=2, weight=0.99...)
     """

@@ -1,4 +1,4 @@
-"""Runs: what a model attended to on one text, as the explorer serves it."""
+"""A run: what a model attended to on one text, with all that the explorer shows of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sightline.errors import InputError, explain
+from sightline.explore import labels
+from sightline.explore.cache import Cache
+from sightline.explore.head import one_head
+from sightline.explore.head_view import HeadView
+from sightline.explore.labels import Labels
+from sightline.explore.overview import stored_levels
 from sightline.lens import Sight
-from sightline.web import labels
-from sightline.web.cache import Cache
-from sightline.web.head import one_head
-from sightline.web.labels import Labels
-from sightline.web.overview import stored_levels
-from sightline.web.problems import Problem
-from sightline.web.view import HeadView
+from sightline.watch import Seen
+
+
+class NotInRun(InputError):
+    """A layer or a head that a run does not have."""
 
 
 class Account(Protocol):
@@ -49,7 +54,7 @@ class Layer:
 
 @dataclass
 class Run:
-    """One text of one account, with everything that is served of it."""
+    """One text of one account, with everything that is shown of it."""
 
     id: str
     account: Account
@@ -89,12 +94,13 @@ class Run:
     def layer(self, index: int) -> Layer:
         """A layer by its number."""
         if not 0 <= index < len(self.layers):
-            raise Problem(
-                404,
-                "there is no such layer",
-                expected=f"0 to {len(self.layers) - 1}",
-                got=index,
-                hint=f"GET /api/runs/{self.id}",
+            raise NotInRun(
+                explain(
+                    "there is no such layer",
+                    expected=f"0 to {len(self.layers) - 1}",
+                    got=index,
+                    hint="layers count from 0",
+                )
             )
         return self.layers[index]
 
@@ -102,12 +108,13 @@ class Run:
         """One head. Few are kept at a time: an opened one may hold an overview of up to 32 MiB."""
         about = self.layer(layer)
         if not 0 <= head < about.heads:
-            raise Problem(
-                404,
-                "there is no such head",
-                expected=f"0 to {about.heads - 1} in layer {layer}",
-                got=head,
-                hint=f"GET /api/runs/{self.id}",
+            raise NotInRun(
+                explain(
+                    "there is no such head",
+                    expected=f"0 to {about.heads - 1} in layer {layer}",
+                    got=head,
+                    hint="heads count from 0",
+                )
             )
         key = (layer, head)
         with self._lock:
@@ -149,6 +156,11 @@ class Run:
             "growing": self.growing,
         }
 
+    def summary(self) -> dict[str, Any]:
+        """What a list of runs says of each."""
+        about = self.about()
+        return {name: about[name] for name in ("id", "model", "origin", "title", "tokens", "growing", "revision")}
+
 
 def _layer(index: int, name: str, account: Account) -> Layer:
     sight = account[name]
@@ -170,6 +182,35 @@ def _layer(index: int, name: str, account: Account) -> Layer:
         normalizer=call.normalizer.name,
         floor=[0, 0] if call.q is not None else stored_levels(sight),
     )
+
+
+def as_run(id: str, seen: Seen, **about: Any) -> Run:
+    """A watched run as the explorer shows it."""
+    tokens, memory = seen.tokens, seen.memory_tokens
+    sight = seen[0]
+    batch = about.get("batch", 0)
+    names = tokens[batch] if tokens else [""] * sight.shape[-2]
+    meta = seen.meta
+    return Run(
+        id,
+        seen,
+        names,
+        memory=memory[batch] if memory else None,
+        model=meta.get("name") or meta.get("model"),
+        text=meta.get("text"),
+        spans=meta.get("spans"),
+        **about,
+    )
+
+
+def runs_of(seen: Seen, most: int | None = None, **about: Any) -> list[Run]:
+    """A run for every text of a watched batch, or for the first of them, named by what it holds."""
+    runs = []
+    for batch in range(seen[0].shape[0])[:most]:
+        tokens = seen.tokens[batch] if seen.tokens else []
+        id = content_id(seen, tokens, batch, {"name": seen.meta.get("name")})
+        runs.append(as_run(id, seen, batch=batch, **about))
+    return runs
 
 
 def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.web.head import one_head
+from sightline.explore.head import one_head
 
 Q, K = (2, 3, 6, 40, 8), (2, 3, 2, 50, 8)
 EVERYTHING = slice(None), slice(None)

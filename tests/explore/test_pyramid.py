@@ -8,12 +8,12 @@ import torch
 
 import sightline as sl
 from sightline.errors import InputError
+from sightline.explore import overview as overviews
+from sightline.explore import pyramid as pyramids
+from sightline.explore.head import one_head
+from sightline.explore.overview import Overview, overview_level, pictures, stored
+from sightline.explore.pyramid import TILE, Pyramid, top_level
 from sightline.lens.requests import Picture
-from sightline.web import overview as overviews
-from sightline.web import pyramid as pyramids
-from sightline.web.head import one_head
-from sightline.web.overview import Overview, overview_level, pictures, stored
-from sightline.web.pyramid import TILE, Pyramid, top_level
 
 
 def tile(pyramid: Pyramid, levels: tuple[int, int], y: int, x: int, pool: str) -> np.ndarray:

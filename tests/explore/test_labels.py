@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.web.labels import _BYTES, BYTES, GLUED, SPECIAL, read
+from sightline.explore.labels import _BYTES, BYTES, GLUED, SPECIAL, read
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sightline.lens import Sight
 
 
-class Counts:
+class VisibleCounts:
     """Counts the visible cells of the bins of one head's map.
 
     Where every query sees one stretch of keys, and neither end ever falls from row to row, the cells of a bin are a
@@ -21,7 +21,7 @@ class Counts:
 
     >>> import sightline as sl, torch
     >>> sight = sl.look(torch.randn(1, 6, 4), torch.randn(1, 6, 4), mask=sl.causal())
-    >>> Counts(sight)(slice(0, 6), slice(0, 6), (2, 3))
+    >>> VisibleCounts(sight)(slice(0, 6), slice(0, 6), (2, 3))
     array([[3, 0],
            [6, 1],
            [6, 5]])

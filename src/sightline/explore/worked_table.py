@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sightline.errors import InputError
 from sightline.errors import explain as explain_error
+from sightline.explore.run import Run
 from sightline.steps import Steps, explain
-
-if TYPE_CHECKING:
-    from sightline.web.runs import Run
 
 # Without v, these columns have no numbers.
 OF_VALUES = ("v", "weighted_value", "sum")

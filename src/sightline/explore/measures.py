@@ -6,27 +6,26 @@ From these come the ranking of the Heads rail, the head that is shown first, and
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from sightline.web.overview import PATCH
-from sightline.web.pyramid import DIRECT
-from sightline.web.thumbs import decode
-
-if TYPE_CHECKING:
-    from sightline.lens import Sight
-    from sightline.web.runs import Layer, Run
+from sightline.explore.overview import PATCH
+from sightline.explore.pyramid import DIRECT
+from sightline.explore.run import Layer, Run
+from sightline.explore.thumbs import decode
+from sightline.lens import Sight
 
 # Rows of the diagonal that are computed in one go.
 BAND = 256
 # What a watched run says itself; the rest is made of its sights.
 TOLD = ("first", "previous", "same", "distance", "induction")
 MEASURES = ("entropy", "spread", "focus", "first", "previous", "same", "distance", "induction")
+Measures = dict[str, float | None]
 
 
-def facts(run: Run) -> tuple[list[list[dict[str, float | None]]], bool]:
+def measure(run: Run) -> tuple[list[list[Measures]], bool]:
     """For every layer and head its measures; and whether all of them are known."""
     told = _told(run)
     found, complete = [], True
@@ -37,7 +36,7 @@ def facts(run: Run) -> tuple[list[list[dict[str, float | None]]], bool]:
     return found, complete
 
 
-def interest(head: dict[str, float | None]) -> float:
+def interest(head: Measures) -> float:
     """How much a head is worth a look: focused, and neither on the first nor on the previous token.
 
     >>> interest({"focus": 0.5, "first": 0.5, "previous": None})
@@ -46,7 +45,7 @@ def interest(head: dict[str, float | None]) -> float:
     return (head["focus"] or 0.0) * (1 - (head["first"] or 0.0)) * (1 - (head["previous"] or 0.0))
 
 
-def first_choice(heads: list[list[dict[str, float | None]]]) -> tuple[int, int]:
+def first_choice(heads: list[list[Measures]]) -> tuple[int, int]:
     """The head to look at first: the most interesting; of equal ones the lowest layer and head."""
     best, choice = -1.0, (0, 0)
     for i, layer in enumerate(heads):
@@ -54,6 +53,17 @@ def first_choice(heads: list[list[dict[str, float | None]]]) -> tuple[int, int]:
             if interest(head) > best + 1e-9:
                 best, choice = interest(head), (i, j)
     return choice
+
+
+def ranked(heads: list[list[Measures]]) -> list[tuple[int, int]]:
+    """Every layer and head, the most interesting first.
+
+    >>> head = {"first": 0.0, "previous": 0.0}
+    >>> ranked([[{"focus": 0.1, **head}], [{"focus": 0.2, **head}]])
+    [(1, 0), (0, 0)]
+    """
+    places = [(i, j) for i, layer in enumerate(heads) for j in range(len(layer))]
+    return sorted(places, key=lambda place: (-interest(heads[place[0]][place[1]]), place))
 
 
 def similar(thumbs: list[np.ndarray], n: int = 3) -> list[list[list[tuple[int, int, float]]]]:
@@ -89,10 +99,10 @@ def _told(run: Run) -> dict[str, dict[str, np.ndarray]]:
     return told
 
 
-def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list[dict[str, float | None]], bool]:
+def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list[Measures], bool]:
     sight = run.account[layer.name]
-    measures: dict[str, np.ndarray | None] = dict.fromkeys(MEASURES)
-    measures |= told
+    known: dict[str, np.ndarray | None] = dict.fromkeys(MEASURES)
+    known |= told
     visible = _visible(sight, run.batch)
     rows = visible > 0
     complete = True
@@ -101,15 +111,15 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
         spread = np.log(np.maximum(visible, 1))
         share = np.divide(entropy, spread, out=np.zeros_like(entropy), where=visible > 1)
         several = visible > 1
-        measures["entropy"] = _mean(entropy, rows)
-        measures["spread"] = _mean(np.broadcast_to(spread, entropy.shape), rows)
-        measures["focus"] = 1 - _mean(share, np.broadcast_to(several, share.shape))
+        known["entropy"] = _mean(entropy, rows)
+        known["spread"] = _mean(np.broadcast_to(spread, entropy.shape), rows)
+        known["focus"] = 1 - _mean(share, np.broadcast_to(several, share.shape))
     elif layer.exact:
         complete = False
-    if layer.exact and (measures["first"] is None or np.isnan(measures["first"]).all()):
-        measures |= _shares(sight, run.batch, layer)
+    if layer.exact and (known["first"] is None or np.isnan(known["first"]).all()):
+        known |= _shares(sight, run.batch, layer)
     heads = [
-        {name: None if values is None else _number(values[head]) for name, values in measures.items()}
+        {name: None if values is None else _number(values[head]) for name, values in known.items()}
         for head in range(layer.heads)
     ]
     return heads, complete

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from sightline.errors import InputError, explain
+from sightline.explore.estimate import Estimate
+from sightline.explore.overview import FINE, PATCH, Overview, bins_of, cells_of, overview_level, stored
+from sightline.explore.visible_counts import VisibleCounts
 from sightline.lens.requests import Picture
 from sightline.masks import EMPTY
-from sightline.web.counts import Counts
-from sightline.web.estimate import Estimate
-from sightline.web.overview import FINE, PATCH, Overview, bins_of, cells_of, overview_level, stored
 
 if TYPE_CHECKING:
     from sightline.lens import Sight
@@ -72,7 +72,7 @@ class Pyramid:
         self.queries, self.keys = sight.shape[-2:]
         self.exact = sight._call.q is not None
         self.stored = stored(sight)
-        self.counts = Counts(sight)
+        self.counts = VisibleCounts(sight)
         self.fine: Overview | None = None
         if self.exact and self.queries * self.keys > DIRECT:
             levels = overview_level(self.queries, FINE), overview_level(self.keys, FINE)

@@ -10,18 +10,17 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sightline.errors import InputError, explain
-from sightline.web import facts, thumbs
-from sightline.web.links import strongest_link
-from sightline.web.overview import COARSE, overview_level
-from sightline.web.pyramid import TILE, Pyramid
-
-if TYPE_CHECKING:
-    from sightline.web.runs import Run
+from sightline.explore import measures, thumbs
+from sightline.explore.links import strongest_link
+from sightline.explore.overview import COARSE, overview_level
+from sightline.explore.page import STATIC, asset
+from sightline.explore.pyramid import TILE, Pyramid
+from sightline.explore.run import Run
 
 LARGEST = 20_000_000
 # Bytes for the maps of chosen heads; tokens, thumbnails and the page itself need the rest.
@@ -29,14 +28,13 @@ FOR_HEADS = 10_000_000
 TOP = 8
 # Links are looked for in every head of a short text, and only in chosen heads of a long one.
 SHORT = 512
-STATIC = Path(__file__).parent / "static"
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def report(run: Run, static: Path = STATIC) -> bytes:
     """The file. A run too large for one is refused."""
-    script, style = (_asset(static, name) for name in ("app.js", "app.css"))
+    script, style = (asset(name, static) for name in ("app.js", "app.css"))
     data = json.dumps(_data(run), ensure_ascii=False, allow_nan=False)
     title = _escaped(run.about()["title"])
     # Nothing inside may end a tag early; CSS, JSON and JavaScript each have an escape for it.
@@ -72,8 +70,8 @@ def _data(run: Run) -> dict[str, Any]:
         np.stack([thumbs.thumb(run.view(layer.index, head).pyramid)[0] for head in range(layer.heads)])
         for layer in run.layers
     ]
-    measures, _ = facts.facts(run)
-    order = _ranked(measures)
+    measured, _ = measures.measure(run)
+    order = measures.ranked(measured)
     heads: dict[str, dict[str, Any]] = {}
     spent = 0
     for layer, head in order:
@@ -93,20 +91,14 @@ def _data(run: Run) -> dict[str, Any]:
         if run.memory_labels is None
         else {"texts": run.memory_labels.texts, "kinds": run.memory_labels.kinds},
         "portraits": {
-            "heads": measures,
-            "similar": facts.similar(pictures),
+            "heads": measured,
+            "similar": measures.similar(pictures),
             "first": list(order[0]),
             "complete": True,
         },
         "thumbs": _packed(np.concatenate([p.reshape(-1) for p in pictures])),
         "heads": heads,
     }
-
-
-def _ranked(measures: list[list[dict[str, float | None]]]) -> list[tuple[int, int]]:
-    """All heads, the most interesting first."""
-    places = [(i, j) for i, layer in enumerate(measures) for j in range(len(layer))]
-    return sorted(places, key=lambda place: (-facts.interest(measures[place[0]][place[1]]), place))
 
 
 def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
@@ -174,20 +166,6 @@ def _strongest(run: Run, layer: int, head: int) -> dict[str, str]:
 
 def _packed(values: np.ndarray) -> str:
     return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")
-
-
-def _asset(static: Path, name: str) -> str:
-    try:
-        return (static / name).read_text(encoding="utf-8")
-    except OSError:
-        raise InputError(
-            explain(
-                "the page is not built, and a report is made of it",
-                expected=f"{name} beside the package",
-                got="none",
-                hint="in the repository: cd web && npm ci && npm run build",
-            )
-        ) from None
 
 
 def _escaped(text: str) -> str:
