@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import time
+from collections.abc import AsyncIterator
 
 import httpx
 import numpy as np
@@ -17,6 +18,7 @@ from explore_cases import Sights, exact, make_run, sights, words
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.run import Run
 from sightline.explore.thumbs import decode
+from sightline.web import routes
 from sightline.web.jobs import Job
 from sightline.web.library import Shelf
 from sightline.web.routes import TEXT_BYTES
@@ -254,6 +256,37 @@ def test_events_tell_how_a_run_goes(client: Client) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert events[-1]["state"] == "done"
+
+
+def test_a_silent_stream_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "SILENCE", 0.01)
+    ended: list[str] = []
+
+    async def items() -> AsyncIterator[dict]:
+        try:
+            yield {"done": 1}
+            await asyncio.sleep(0.05)
+            yield {"done": 2}
+            await asyncio.sleep(60)
+        finally:
+            ended.append("whoever leaves is no longer told")
+
+    async def read() -> list[str]:
+        lines = []
+        stream = routes.stream(items())
+        async for line in stream:
+            lines.append(line)
+            if line == 'data: {"done":2}\n\n':
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return lines
+
+    lines = asyncio.run(read())
+    assert lines[0] == 'data: {"done":1}\n\n'
+    assert set(lines[1:-1]) == {": still here\n\n"}
+    assert ended
 
 
 def test_a_run_that_fails_says_why_and_harms_nothing(client: Client, run: Run) -> None:

@@ -22,6 +22,8 @@ TEXT_BYTES = 1_000_000
 TOKENS_A_PAGE = 16_384
 FOREVER = "private, max-age=31536000, immutable"
 MOST_QUERIES = 64
+# Seconds without an event before a line says that the connection is still there.
+SILENCE = 15.0
 
 
 class NewRun(BaseModel):
@@ -299,25 +301,16 @@ def event(data: dict[str, Any]) -> str:
 
 async def stream(items: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     """Server-sent events of items, with a line now and then so that a silent connection is noticed."""
-    queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=16)
-
-    async def fill() -> None:
-        try:
-            async for item in items:
-                await queue.put(item)
-        finally:
-            await queue.put(None)
-
-    task = asyncio.ensure_future(fill())
+    item = asyncio.ensure_future(anext(items, None))
     try:
         while True:
-            try:
-                item = await asyncio.wait_for(queue.get(), timeout=15)
-            except TimeoutError:
+            await asyncio.wait({item}, timeout=SILENCE)
+            if not item.done():
                 yield ": still here\n\n"
-                continue
-            if item is None:
+            elif (found := item.result()) is None:
                 return
-            yield event(item)
+            else:
+                yield event(found)
+                item = asyncio.ensure_future(anext(items, None))
     finally:
-        task.cancel()
+        item.cancel()
