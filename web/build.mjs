@@ -7,7 +7,11 @@ import { dirname, join } from "node:path";
 const here = dirname(fileURLToPath(import.meta.url));
 const out = join(here, "..", "src", "sightline", "web", "static");
 const options = {
-  entryPoints: { app: join(here, "src", "main.ts"), docs: join(here, "src", "docs.ts"), widget: join(here, "src", "widget.ts") },
+  entryPoints: {
+    app: join(here, "src", "main.ts"),
+    docs: join(here, "src", "docs.ts"),
+    widget: join(here, "src", "widget.ts"),
+  },
   outdir: out,
   bundle: true,
   format: "esm",

@@ -17,7 +17,9 @@ export interface Marks {
 export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Marks): void {
   const { q0, q1 } = grid.visible();
   const every = grid.ch >= EVERY;
-  const places = every ? range(q0, q1) : withMarks(ticks(q0, q1, grid.ch, APART), [...marks.rows, marks.hoverRow], q0, q1, grid.ch);
+  const places = every
+    ? range(q0, q1)
+    : withMarks(ticks(q0, q1, grid.ch, APART), [...marks.rows, marks.hoverRow], q0, q1, grid.ch);
   keepLabels(box, places, tokens, every, "row", (label, i) => {
     label.style.translate = `0 ${whole(every ? grid.y(i) : Math.max(grid.y(i) + Math.min(grid.ch, 4) / 2 - 8, 0))}px`;
     label.style.height = `${every ? grid.ch : 16}px`;
@@ -41,13 +43,22 @@ const shown = new WeakMap<HTMLElement, Map<string, HTMLElement>>();
 
 // A label stays as long as it is in view, and is only moved. Made anew with every frame, labels were over 100 MB after a
 // minute of panning: elements are not on the heap of the script, so that its collector sees no reason to run.
-function keepLabels(box: HTMLElement, places: number[], tokens: Tokens, every: boolean, name: string, place: (label: HTMLElement, i: number) => void): void {
+function keepLabels(
+  box: HTMLElement,
+  places: number[],
+  tokens: Tokens,
+  every: boolean,
+  name: string,
+  place: (label: HTMLElement, i: number) => void,
+): void {
   const before = shown.get(box) ?? new Map<string, HTMLElement>();
   const now = new Map<string, HTMLElement>();
   const text = tokens.named || every;
   for (const i of places) {
     const key = `${name}/${i}/${text ? `${tokens.kind(i)}/${tokens.label(i)}` : ""}`;
-    const label = before.get(key) ?? el("div", { class: `axis-label ${name}` }, every ? null : position(i), text ? tokens.element(i) : null);
+    const label =
+      before.get(key) ??
+      el("div", { class: `axis-label ${name}` }, every ? null : position(i), text ? tokens.element(i) : null);
     before.delete(key);
     now.set(key, label);
     place(label, i);
@@ -87,11 +98,22 @@ function withMarks(found: number[], marked: (number | null)[], first: number, st
 }
 
 // A strip beside an axis: one shade per pixel, the mean of what lies behind it.
-export function drawStrip(canvas: HTMLCanvasElement, sums: Float64Array | null, grid: Grid, vertical: boolean, largest: number, color: string): void {
+export function drawStrip(
+  canvas: HTMLCanvasElement,
+  sums: Float64Array | null,
+  grid: Grid,
+  vertical: boolean,
+  largest: number,
+  color: string,
+): void {
   const ratio = window.devicePixelRatio || 1;
   const length = vertical ? grid.height : grid.width;
   const across = vertical ? canvas.clientWidth : canvas.clientHeight;
-  const context = blank(canvas, Math.round((vertical ? across : length) * ratio), Math.round((vertical ? length : across) * ratio));
+  const context = blank(
+    canvas,
+    Math.round((vertical ? across : length) * ratio),
+    Math.round((vertical ? length : across) * ratio),
+  );
   if (!sums || !largest) return;
   context.fillStyle = color;
   const count = sums.length - 1;

@@ -52,7 +52,10 @@ export class Carrier {
     if (!asked) return;
     this.waiting.delete(content.id);
     const { status, headers } = content;
-    const body = EMPTY.includes(status) || !buffers.length ? null : new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength);
+    const body =
+      EMPTY.includes(status) || !buffers.length
+        ? null
+        : new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength);
     asked.done(new Response(body as BodyInit | null, { status, headers }));
   };
 }

@@ -15,7 +15,9 @@ export class Compare {
   readonly node: HTMLElement;
   readonly views: MapView[] = [];
   private maps = el("div", { class: "compare-maps" });
-  private mode = segmented("show", ["side by side", "difference"], (choice) => this.context.store.push({ difference: choice === "difference" }));
+  private mode = segmented("show", ["side by side", "difference"], (choice) =>
+    this.context.store.push({ difference: choice === "difference" }),
+  );
   private pickers = el("div", { class: "compare-pickers" });
   private visible = false;
   private built = "";
@@ -25,16 +27,25 @@ export class Compare {
     private runs: () => RunShort[],
     private say: (text: string) => void,
   ) {
-    this.node = el("div", { class: "compare" }, el("div", { class: "compare-bar" }, this.pickers, this.mode.node), this.maps);
+    this.node = el(
+      "div",
+      { class: "compare" },
+      el("div", { class: "compare-bar" }, this.pickers, this.mode.node),
+      this.maps,
+    );
     context.run.on(() => this.update());
     context.other.on(() => this.update());
     context.portraits.on(() => this.update());
     context.tokens.on(() => this.update());
     context.dark.on(() => this.update());
-    context.store.on(["layer", "head", "other", "difference", "pool", "scale", "lo", "hi", "map", "q", "k", "diagonal"], () => this.update());
+    context.store.on(
+      ["layer", "head", "other", "difference", "pool", "scale", "lo", "hi", "map", "q", "k", "diagonal"],
+      () => this.update(),
+    );
     context.hover.on((hover) => {
       if (!hover || hover.from.startsWith("compare")) return;
-      for (const view of this.views) view.setHover(hover.q === null || hover.k === null ? null : view.grid.bin(hover.q, hover.k));
+      for (const view of this.views)
+        view.setHover(hover.q === null || hover.k === null ? null : view.grid.bin(hover.q, hover.k));
     });
   }
 
@@ -55,7 +66,8 @@ export class Compare {
     const run = this.context.run.value;
     const other = this.context.other.value;
     const { state } = this.context;
-    if (!run || !state.other || !other || other.id !== state.other.run || state.layer >= run.info.layers.length) return null;
+    if (!run || !state.other || !other || other.id !== state.other.run || state.layer >= run.info.layers.length)
+      return null;
     const layer = Math.min(state.other.layer, other.info.layers.length - 1);
     const head = Math.min(state.other.head, other.layer(layer).heads - 1);
     return [
@@ -93,7 +105,15 @@ export class Compare {
     const tiles = SHOWN / 2 - (difference ? 0 : 16);
     this.views.forEach((view, i) => {
       const shown = difference ? [a, b] : [heads[i]];
-      view.show({ heads: shown, scale, tiles, pool, diagonal, q: clipped(q, shown[0], true), k: k === null ? null : (clipped([k], shown[0], false)[0] ?? null) });
+      view.show({
+        heads: shown,
+        scale,
+        tiles,
+        pool,
+        diagonal,
+        q: clipped(q, shown[0], true),
+        k: k === null ? null : (clipped([k], shown[0], false)[0] ?? null),
+      });
       const title = difference ? `${a.run.short(a.layer, a.head)} − ${b.run.short(b.layer, b.head)}` : label(heads[i]);
       view.node.parentElement!.querySelector("h2")!.textContent = title;
     });
@@ -120,10 +140,20 @@ export class Compare {
   private own(view: MapView, cells: Cells): [number, number] {
     const first = this.views[0].grid;
     const { grid } = view;
-    return [Math.floor(((cells.q0 + 0.5) / grid.queries) * first.queries), Math.floor(((cells.k0 + 0.5) / grid.keys) * first.keys)];
+    return [
+      Math.floor(((cells.q0 + 0.5) / grid.queries) * first.queries),
+      Math.floor(((cells.k0 + 0.5) / grid.keys) * first.keys),
+    ];
   }
 
-  private hover(view: MapView, tooltip: Tooltip, cells: Cells | null, x: number, y: number, value: { value: number; estimate: boolean } | null): void {
+  private hover(
+    view: MapView,
+    tooltip: Tooltip,
+    cells: Cells | null,
+    x: number,
+    y: number,
+    value: { value: number; estimate: boolean } | null,
+  ): void {
     const heads = this.heads();
     if (!heads) return;
     const i = this.views.indexOf(view);
@@ -134,7 +164,10 @@ export class Compare {
       if (other === view) continue;
       if (!cells) other.setHover(null);
       else {
-        const q = Math.min(Math.floor(((cells.q0 + 0.5) / view.grid.queries) * other.grid.queries), other.grid.queries - 1);
+        const q = Math.min(
+          Math.floor(((cells.q0 + 0.5) / view.grid.queries) * other.grid.queries),
+          other.grid.queries - 1,
+        );
         const k = Math.min(Math.floor(((cells.k0 + 0.5) / view.grid.keys) * other.grid.keys), other.grid.keys - 1);
         other.setHover(other.grid.bin(q, k));
       }
@@ -153,7 +186,11 @@ export class Compare {
       else {
         const [from, to] = [view.grid, other.grid];
         const zoom = place.zoom + Math.round(Math.log2(Math.max(from.keys, 1) / Math.max(to.keys, 1)));
-        other.go({ row: (place.row / from.queries) * to.queries, col: (place.col / from.keys) * to.keys, zoom: from.keys === to.keys ? place.zoom : zoom });
+        other.go({
+          row: (place.row / from.queries) * to.queries,
+          col: (place.col / from.keys) * to.keys,
+          zoom: from.keys === to.keys ? place.zoom : zoom,
+        });
       }
     }
   }
@@ -168,7 +205,15 @@ export class Compare {
         { class: "empty" },
         el("p", {}, "Choose a second head above, or Ctrl-click one in Heads."),
         similar && run
-          ? el("button", { class: "button", attrs: { type: "button" }, on: { click: () => this.context.compareWith(similar[0], similar[1]) } }, `Compare with ${run.name(similar[0], similar[1])}, the most similar`)
+          ? el(
+              "button",
+              {
+                class: "button",
+                attrs: { type: "button" },
+                on: { click: () => this.context.compareWith(similar[0], similar[1]) },
+              },
+              `Compare with ${run.name(similar[0], similar[1])}, the most similar`,
+            )
           : null,
       ),
     );
@@ -185,17 +230,46 @@ export class Compare {
       context.store.push({ other: { ...made, head: Math.max(0, made.head) } });
     };
     const list = this.runs();
-    const runs = select("second run", list.map((r) => [r.id, `${r.model ?? "run"}: ${r.title.slice(0, 40)}`]), now.run, (value) => change({ run: value }));
-    const layers = select("second layer", other.info.layers.map((l) => [String(l.index), `layer ${l.index}${l.cross ? " (cross)" : ""}`]), String(now.layer), (value) => change({ layer: Number(value) }));
+    const runs = select(
+      "second run",
+      list.map((r) => [r.id, `${r.model ?? "run"}: ${r.title.slice(0, 40)}`]),
+      now.run,
+      (value) => change({ run: value }),
+    );
+    const layers = select(
+      "second layer",
+      other.info.layers.map((l) => [String(l.index), `layer ${l.index}${l.cross ? " (cross)" : ""}`]),
+      String(now.layer),
+      (value) => change({ layer: Number(value) }),
+    );
     const count = other.layer(now.layer).heads;
-    const heads = select("second head", Array.from({ length: count }, (_, i) => [String(i), `head ${other.layer(now.layer).numbers[i]}`]), String(now.head), (value) => change({ head: Number(value) }));
+    const heads = select(
+      "second head",
+      Array.from({ length: count }, (_, i) => [String(i), `head ${other.layer(now.layer).numbers[i]}`]),
+      String(now.head),
+      (value) => change({ head: Number(value) }),
+    );
     if (now.head < 0) heads.prepend(el("option", { attrs: { value: "", selected: true } }, "head …"));
-    this.pickers.replaceChildren(el("span", { class: "label" }, "beside"), ...(list.length > 1 ? [runs] : []), layers, heads);
+    this.pickers.replaceChildren(
+      el("span", { class: "label" }, "beside"),
+      ...(list.length > 1 ? [runs] : []),
+      layers,
+      heads,
+    );
   }
 }
 
-function select(name: string, options: [string, string][], value: string, choose: (value: string) => void): HTMLSelectElement {
-  const node = el("select", { attrs: { "aria-label": name } }, ...options.map(([id, text]) => el("option", { attrs: { value: id, selected: id === value } }, text)));
+function select(
+  name: string,
+  options: [string, string][],
+  value: string,
+  choose: (value: string) => void,
+): HTMLSelectElement {
+  const node = el(
+    "select",
+    { attrs: { "aria-label": name } },
+    ...options.map(([id, text]) => el("option", { attrs: { value: id, selected: id === value } }, text)),
+  );
   node.addEventListener("change", () => choose(node.value));
   return node;
 }

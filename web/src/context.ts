@@ -110,11 +110,22 @@ export class Context {
     const open = this.run.value;
     if (!open || open.id !== id) return this.open(id, true);
     const info = await this.source.run(id);
-    if (this.run.value !== open || info.state !== "done" || (info.revision === open.rev && info.growing === open.info.growing)) return;
+    if (
+      this.run.value !== open ||
+      info.state !== "done" ||
+      (info.revision === open.rev && info.growing === open.info.growing)
+    )
+      return;
     const run = new OpenRun(this.source, info);
     run.inherit(open);
-    run.loadThumbs().then((estimate) => this.told(run, estimate)).catch(() => undefined);
-    run.loadPortraits().then(() => this.told(run, false)).catch(() => undefined);
+    run
+      .loadThumbs()
+      .then((estimate) => this.told(run, estimate))
+      .catch(() => undefined);
+    run
+      .loadPortraits()
+      .then(() => this.told(run, false))
+      .catch(() => undefined);
     await run.tokens.load(() => undefined);
     if (this.run.value !== open) return;
     this.run.set(run);
@@ -157,8 +168,14 @@ export class Context {
     if (!estimate) return;
     window.setTimeout(() => {
       if (this.run.value !== run) return;
-      run.loadThumbs().then((again) => this.told(run, again)).catch(() => undefined);
-      run.loadPortraits().then(() => this.told(run, false)).catch(() => undefined);
+      run
+        .loadThumbs()
+        .then((again) => this.told(run, again))
+        .catch(() => undefined);
+      run
+        .loadPortraits()
+        .then(() => this.told(run, false))
+        .catch(() => undefined);
     }, 5000);
   }
 

@@ -13,11 +13,26 @@ interface Operation {
 async function main(): Promise<void> {
   const host = document.getElementById("docs")!;
   const answer = await fetch("/api/openapi.json");
-  const api = (await answer.json()) as { info: { description: string }; paths: Record<string, Record<string, Operation>>; components: { schemas: Record<string, { properties?: Record<string, { description?: string; type?: string }> }> } };
+  const api = (await answer.json()) as {
+    info: { description: string };
+    paths: Record<string, Record<string, Operation>>;
+    components: { schemas: Record<string, { properties?: Record<string, { description?: string; type?: string }> }> };
+  };
   const sections = Object.entries(api.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, operation]) => {
       const rows = (operation.parameters ?? []).map((p) =>
-        el("tr", {}, el("th", { attrs: { scope: "row" } }, p.name), el("td", {}, p.in), el("td", {}, p.schema?.type ?? ""), el("td", {}, p.required ? "needed" : p.schema?.default === undefined ? "" : `${p.schema.default} if left out`)),
+        el(
+          "tr",
+          {},
+          el("th", { attrs: { scope: "row" } }, p.name),
+          el("td", {}, p.in),
+          el("td", {}, p.schema?.type ?? ""),
+          el(
+            "td",
+            {},
+            p.required ? "needed" : p.schema?.default === undefined ? "" : `${p.schema.default} if left out`,
+          ),
+        ),
       );
       return el(
         "section",
@@ -31,13 +46,29 @@ async function main(): Promise<void> {
   );
   host.append(
     el("p", {}, api.info.description),
-    el("p", {}, "Errors are JSON: error, expected, got, try. The whole description: ", el("a", { attrs: { href: "/api/openapi.json" } }, "/api/openapi.json"), ". ", el("a", { attrs: { href: "/" } }, "Back to the explorer")),
+    el(
+      "p",
+      {},
+      "Errors are JSON: error, expected, got, try. The whole description: ",
+      el("a", { attrs: { href: "/api/openapi.json" } }, "/api/openapi.json"),
+      ". ",
+      el("a", { attrs: { href: "/" } }, "Back to the explorer"),
+    ),
     ...sections,
   );
 }
 
 function body(properties: Record<string, { description?: string; type?: string }>): HTMLElement {
-  const rows = Object.entries(properties).map(([name, about]) => el("tr", {}, el("th", { attrs: { scope: "row" } }, name), el("td", {}, "body"), el("td", {}, about.type ?? ""), el("td", {}, about.description ?? "")));
+  const rows = Object.entries(properties).map(([name, about]) =>
+    el(
+      "tr",
+      {},
+      el("th", { attrs: { scope: "row" } }, name),
+      el("td", {}, "body"),
+      el("td", {}, about.type ?? ""),
+      el("td", {}, about.description ?? ""),
+    ),
+  );
   return el("table", {}, el("tbody", {}, ...rows));
 }
 

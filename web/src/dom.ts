@@ -43,7 +43,8 @@ export function svg<K extends keyof SVGElementTagNameMap>(
 
 // Small drawings for buttons, 20 x 20, in the colour of the text.
 const PATHS: Record<string, string> = {
-  share: "M8 11a3 3 0 0 0 4.5.3l2.5-2.5a3 3 0 0 0-4.2-4.2L9.5 5.9M12 9a3 3 0 0 0-4.5-.3L5 11.200a3 3 0 0 0 4.2 4.2l1.200-1.200",
+  share:
+    "M8 11a3 3 0 0 0 4.5.3l2.5-2.5a3 3 0 0 0-4.2-4.2L9.5 5.9M12 9a3 3 0 0 0-4.5-.3L5 11.200a3 3 0 0 0 4.2 4.2l1.200-1.200",
   export: "M10 3v9m0 0 3.500-3.500M10 12 6.500 8.500M4 14v2.500h12V14",
   theme: "M10 3a7 7 0 1 0 7 7 5.500 5.500 0 0 1-7-7Z",
   help: "M7.500 7.500a2.500 2.500 0 1 1 3.600 2.200c-.7.4-1.100.9-1.100 1.700M10 14.500v.1",
@@ -57,7 +58,14 @@ const PATHS: Record<string, string> = {
 };
 
 export function icon(name: keyof typeof PATHS | string): SVGSVGElement {
-  const path = svg("path", { d: PATHS[name] ?? "", fill: "none", stroke: "currentColor", "stroke-width": 1.6, "stroke-linecap": "round", "stroke-linejoin": "round" });
+  const path = svg("path", {
+    d: PATHS[name] ?? "",
+    fill: "none",
+    stroke: "currentColor",
+    "stroke-width": 1.6,
+    "stroke-linecap": "round",
+    "stroke-linejoin": "round",
+  });
   return svg("svg", { viewBox: "0 0 20 20", width: 18, height: 18, "aria-hidden": "true", focusable: "false" }, path);
 }
 

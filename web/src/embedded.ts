@@ -2,7 +2,22 @@
 
 import { thumbWeight } from "./colors";
 import { THUMB } from "./run";
-import { type CellPeek, type Limits, type OrderInfo, type PatchPeek, type Pool, type Portraits, Refused, type RunInfo, type RunShort, type Source, type StepsTable, type TileData, type TileRef, type TokenPage } from "./source";
+import {
+  type CellPeek,
+  type Limits,
+  type OrderInfo,
+  type PatchPeek,
+  type Pool,
+  type Portraits,
+  Refused,
+  type RunInfo,
+  type RunShort,
+  type Source,
+  type StepsTable,
+  type TileData,
+  type TileRef,
+  type TokenPage,
+} from "./source";
 
 interface HeadData {
   levels: [number, number];
@@ -116,7 +131,14 @@ export class EmbeddedSource implements Source {
     return new Float32Array(bytes(packed).buffer);
   }
 
-  async peek(_run: string, _rev: number, layer: number, head: number, rows: string, cols: string): Promise<CellPeek | PatchPeek> {
+  async peek(
+    _run: string,
+    _rev: number,
+    layer: number,
+    head: number,
+    rows: string,
+    cols: string,
+  ): Promise<CellPeek | PatchPeek> {
     if (rows.includes(":")) throw lacks("the cells behind a pixel");
     const [query, key] = [Number(rows), Number(cols)];
     const weight = this.rowOf(layer, head, query)[key];
@@ -148,7 +170,8 @@ export class EmbeddedSource implements Source {
     } else if (top) {
       const keys = new Int32Array(this.bytesOf(`${layer}/${head}/keys`, top.keys).buffer);
       const weights = this.bytesOf(`${layer}/${head}/weights`, top.weights);
-      for (let i = 0; i < 8; i++) if (keys[query * 8 + i] >= 0) row[keys[query * 8 + i]] = thumbWeight(weights[query * 8 + i]);
+      for (let i = 0; i < 8; i++)
+        if (keys[query * 8 + i] >= 0) row[keys[query * 8 + i]] = thumbWeight(weights[query * 8 + i]);
     } else throw lacks("the rows of this head");
     return row;
   }
@@ -156,13 +179,25 @@ export class EmbeddedSource implements Source {
   private picture(layer: number, head: number, kind: Pool): Picture | null {
     const info = this.data.info.layers[layer];
     const chosen = this.data.heads[`${layer}/${head}`];
-    const size = (levels: [number, number]) => [Math.ceil(info.queries / 2 ** levels[0]), Math.ceil(info.keys / 2 ** levels[1])];
+    const size = (levels: [number, number]) => [
+      Math.ceil(info.queries / 2 ** levels[0]),
+      Math.ceil(info.keys / 2 ** levels[1]),
+    ];
     if (chosen?.mean) {
       const [rows, columns] = size(chosen.levels);
       const packed = kind === "max" && chosen.max ? chosen.max : chosen.mean;
-      return { levels: chosen.levels, rows, columns, width: columns, codes: this.bytesOf(`${layer}/${head}/${kind === "max" && chosen.max ? "max" : "mean"}`, packed) };
+      return {
+        levels: chosen.levels,
+        rows,
+        columns,
+        width: columns,
+        codes: this.bytesOf(`${layer}/${head}/${kind === "max" && chosen.max ? "max" : "mean"}`, packed),
+      };
     }
-    const levels = [info.queries, info.keys].map((n) => Math.max(0, Math.ceil(Math.log2(n / THUMB)))) as [number, number];
+    const levels = [info.queries, info.keys].map((n) => Math.max(0, Math.ceil(Math.log2(n / THUMB)))) as [
+      number,
+      number,
+    ];
     const [rows, columns] = size(levels);
     const start = (this.starts[layer] + head) * THUMB * THUMB;
     return { levels, rows, columns, width: THUMB, codes: this.thumbBytes.subarray(start, start + THUMB * THUMB) };
@@ -198,5 +233,10 @@ function bytes(packed: string): Uint8Array {
 }
 
 function lacks(what: string): Refused {
-  return new Refused(0, { error: `This page does not hold ${what}`, expected: "", got: "", try: "open the run in sightline serve" });
+  return new Refused(0, {
+    error: `This page does not hold ${what}`,
+    expected: "",
+    got: "",
+    try: "open the run in sightline serve",
+  });
 }

@@ -13,7 +13,11 @@ const CELLS_AS_SHAPES = 10_000;
 export class ExportDialog {
   readonly node: HTMLDialogElement;
   private list = el("div", { class: "export-list" });
-  private ratio = el("select", { attrs: { "aria-label": "size of the picture" } }, ...[1, 2, 3, 4].map((n) => el("option", { attrs: { value: n, selected: n === 2 } }, `${n} ×`)));
+  private ratio = el(
+    "select",
+    { attrs: { "aria-label": "size of the picture" } },
+    ...[1, 2, 3, 4].map((n) => el("option", { attrs: { value: n, selected: n === 2 } }, `${n} ×`)),
+  );
 
   constructor(
     private context: Context,
@@ -30,24 +34,52 @@ export class ExportDialog {
     if (!run) return;
     const items: HTMLElement[] = [];
     const item = (name: string, about: string, act: () => void, extra: HTMLElement | null = null) =>
-      el("li", {}, el("button", { class: "button", attrs: { type: "button" }, on: { click: act } }, name), el("span", {}, about), extra);
-    if (this.context.state.view === "links") items.push(item("SVG", "the links as a drawing", () => this.save("links.svg", "image/svg+xml", new XMLSerializer().serializeToString(this.links().drawing()))));
+      el(
+        "li",
+        {},
+        el("button", { class: "button", attrs: { type: "button" }, on: { click: act } }, name),
+        el("span", {}, about),
+        extra,
+      );
+    if (this.context.state.view === "links")
+      items.push(
+        item("SVG", "the links as a drawing", () =>
+          this.save("links.svg", "image/svg+xml", new XMLSerializer().serializeToString(this.links().drawing())),
+        ),
+      );
     if (view) {
       const cells = view.grid.visible();
       const range = `queries ${cells.q0} to ${cells.q1 - 1}, keys ${cells.k0} to ${cells.k1 - 1}`;
       const count = (cells.q1 - cells.q0) * (cells.k1 - cells.k0);
       items.push(item("PNG", "what is visible, with axes, legend and caption", () => void this.png(view), this.ratio));
-      items.push(item("SVG", count <= CELLS_AS_SHAPES ? "the same, every cell a shape" : "the same, cells as one image", () => this.svgFile(view)));
+      items.push(
+        item("SVG", count <= CELLS_AS_SHAPES ? "the same, every cell a shape" : "the same, cells as one image", () =>
+          this.svgFile(view),
+        ),
+      );
       if (run.layer(layer).exact) {
         const rows = `${cells.q0}:${cells.q1}`;
         const cols = `${cells.k0}:${cells.k1}`;
-        const fetchFile = (format: string) => () => this.fetch(this.context.source.exportAddress(run.id, format, layer, head, rows, cols));
-        items.push(count <= 1_000_000 ? item("CSV", `exact weights, ${range}`, fetchFile("csv")) : note("CSV", `${count.toLocaleString("en")} cells are visible; at most 1,000,000 fit: zoom in`));
-        items.push(count <= 16 << 20 ? item("npz", `exact weights for NumPy, ${range}`, fetchFile("npz")) : note("npz", "more than 64 MiB are visible: zoom in"));
+        const fetchFile = (format: string) => () =>
+          this.fetch(this.context.source.exportAddress(run.id, format, layer, head, rows, cols));
+        items.push(
+          count <= 1_000_000
+            ? item("CSV", `exact weights, ${range}`, fetchFile("csv"))
+            : note("CSV", `${count.toLocaleString("en")} cells are visible; at most 1,000,000 fit: zoom in`),
+        );
+        items.push(
+          count <= 16 << 20
+            ? item("npz", `exact weights for NumPy, ${range}`, fetchFile("npz"))
+            : note("npz", "more than 64 MiB are visible: zoom in"),
+        );
       }
     }
     if (this.context.source.live)
-      items.push(item("HTML", "the run as one page that needs no server", () => this.fetch(this.context.source.exportAddress(run.id, "html", layer, head, "", ""))));
+      items.push(
+        item("HTML", "the run as one page that needs no server", () =>
+          this.fetch(this.context.source.exportAddress(run.id, "html", layer, head, "", "")),
+        ),
+      );
     this.list.replaceChildren(el("ul", {}, ...items));
     this.node.showModal();
   }
@@ -83,7 +115,14 @@ export class ExportDialog {
     const mapHeight = Math.min(grid.bottom, grid.height) - Math.max(grid.oy, 0);
     const width = Math.ceil(Math.max(left + mapWidth + 40, 460));
     const height = Math.ceil(top + mapHeight + foot);
-    const node = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": "sans-serif", "font-size": 12 });
+    const node = svg("svg", {
+      xmlns: "http://www.w3.org/2000/svg",
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      "font-family": "sans-serif",
+      "font-size": 12,
+    });
     node.append(svg("rect", { width, height, fill: css(paper(dark)) }));
     const shift = { x: left - Math.max(grid.ox, 0), y: top - Math.max(grid.oy, 0) };
     const count = (cells.q1 - cells.q0) * (cells.k1 - cells.k0);
@@ -93,30 +132,77 @@ export class ExportDialog {
       const ratio = canvas.width / grid.width;
       const draw = part.getContext("2d")!;
       draw.imageSmoothingEnabled = false;
-      draw.drawImage(canvas, Math.max(grid.ox, 0) * ratio, Math.max(grid.oy, 0) * ratio, mapWidth * ratio, mapHeight * ratio, 0, 0, part.width, part.height);
-      node.append(svg("image", { x: left, y: top, width: mapWidth, height: mapHeight, href: part.toDataURL("image/png"), "image-rendering": "pixelated" }));
+      draw.drawImage(
+        canvas,
+        Math.max(grid.ox, 0) * ratio,
+        Math.max(grid.oy, 0) * ratio,
+        mapWidth * ratio,
+        mapHeight * ratio,
+        0,
+        0,
+        part.width,
+        part.height,
+      );
+      node.append(
+        svg("image", {
+          x: left,
+          y: top,
+          width: mapWidth,
+          height: mapHeight,
+          href: part.toDataURL("image/png"),
+          "image-rendering": "pixelated",
+        }),
+      );
     }
     const keys = run.keyTokens(layer);
     const rows = grid.ch >= 12 ? sequence(cells.q0, cells.q1) : ticks(cells.q0, cells.q1, grid.ch, 40);
     const columns = grid.cw >= 12 ? sequence(cells.k0, cells.k1) : ticks(cells.k0, cells.k1, grid.cw, 60);
     for (const q of rows) {
       const y = grid.y(q) + grid.ch / 2 + shift.y + 4;
-      node.append(svg("text", { x: left - 8, y, "text-anchor": "end", fill: ink }, grid.ch >= 12 ? run.tokens.label(q) : `${q} ${run.tokens.label(q)}`));
+      node.append(
+        svg(
+          "text",
+          { x: left - 8, y, "text-anchor": "end", fill: ink },
+          grid.ch >= 12 ? run.tokens.label(q) : `${q} ${run.tokens.label(q)}`,
+        ),
+      );
     }
     for (const k of columns) {
       const x = grid.x(k) + grid.cw / 2 + shift.x;
-      node.append(svg("text", { x, y: top - 8, transform: `rotate(-60 ${x} ${top - 8})`, fill: ink }, grid.cw >= 12 ? keys.label(k) : `${k} ${keys.label(k)}`));
+      node.append(
+        svg(
+          "text",
+          { x, y: top - 8, transform: `rotate(-60 ${x} ${top - 8})`, fill: ink },
+          grid.cw >= 12 ? keys.label(k) : `${k} ${keys.label(k)}`,
+        ),
+      );
     }
     const steps = 64;
     for (let i = 0; i < steps; i++) {
       const t = i / (steps - 1);
-      node.append(svg("rect", { x: left + i * 2.5, y: height - 48, width: 3, height: 10, fill: css(scale.difference ? colorAt("difference", t) : rampColor(scale, t)) }));
+      node.append(
+        svg("rect", {
+          x: left + i * 2.5,
+          y: height - 48,
+          width: 3,
+          height: 10,
+          fill: css(scale.difference ? colorAt("difference", t) : rampColor(scale, t)),
+        }),
+      );
     }
     node.append(svg("text", { x: left, y: height - 26, fill: ink, "font-size": 11 }, show(scale.lo)));
-    node.append(svg("text", { x: left + 160, y: height - 26, fill: ink, "font-size": 11, "text-anchor": "end" }, show(scale.hi)));
+    node.append(
+      svg("text", { x: left + 160, y: height - 26, fill: ink, "font-size": 11, "text-anchor": "end" }, show(scale.hi)),
+    );
     const pooled = grid.pooled ? `, ${this.context.state.pool} of ${2 ** grid.lq} × ${2 ** grid.lk}` : "";
     node.append(svg("text", { x: left + 172, y: height - 38, fill: ink, "font-size": 11 }, `${scale.name}${pooled}`));
-    node.append(svg("text", { x: left, y: height - 8, fill: ink, "font-size": 11 }, `${run.info.model ?? ""} ${run.name(layer, head)}: ${run.info.title.slice(0, 70)}`));
+    node.append(
+      svg(
+        "text",
+        { x: left, y: height - 8, fill: ink, "font-size": 11 },
+        `${run.info.model ?? ""} ${run.name(layer, head)}: ${run.info.title.slice(0, 70)}`,
+      ),
+    );
     return { node, width, height };
   }
 
@@ -128,8 +214,17 @@ export class ExportDialog {
         const bin = grid.bin(q, k);
         const value = single(bin) ? view.valueAt(bin)?.value : undefined;
         if (value === undefined || Number.isNaN(value)) continue;
-        const color = value === 0 ? css(paper(scale.dark)) : css(rampColor(scale, Math.min(1, Math.max(0, place(scale, value)))));
-        group.append(svg("rect", { x: (grid.x(k) + shift.x).toFixed(2), y: (grid.y(q) + shift.y).toFixed(2), width: grid.cw.toFixed(2), height: grid.ch.toFixed(2), fill: color }));
+        const color =
+          value === 0 ? css(paper(scale.dark)) : css(rampColor(scale, Math.min(1, Math.max(0, place(scale, value)))));
+        group.append(
+          svg("rect", {
+            x: (grid.x(k) + shift.x).toFixed(2),
+            y: (grid.y(q) + shift.y).toFixed(2),
+            width: grid.cw.toFixed(2),
+            height: grid.ch.toFixed(2),
+            fill: color,
+          }),
+        );
       }
     return group;
   }
@@ -138,8 +233,7 @@ export class ExportDialog {
   private fetch(address: string): void {
     if (!this.context.way) return download(address, "");
     const { source } = this.context;
-    source
-      .file!(address)
+    source.file!(address)
       .then(async (answer) => {
         const name = /filename="?([^";]+)/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? "sightline";
         const found = URL.createObjectURL(await answer.blob());
@@ -164,7 +258,9 @@ function download(address: string, name: string): void {
 }
 
 function place(scale: { name: string; lo: number; hi: number }, value: number): number {
-  return scale.name === "linear" ? (value - scale.lo) / (scale.hi - scale.lo) : Math.log(value / scale.lo) / Math.log(scale.hi / scale.lo);
+  return scale.name === "linear"
+    ? (value - scale.lo) / (scale.hi - scale.lo)
+    : Math.log(value / scale.lo) / Math.log(scale.hi / scale.lo);
 }
 
 function note(name: string, text: string): HTMLElement {
@@ -176,8 +272,17 @@ function sequence(first: number, stop: number): number[] {
 }
 
 export function dialog(title: string, ...content: HTMLElement[]): HTMLDialogElement {
-  const close = el("button", { class: "icon-button", title: "close", attrs: { type: "button", "aria-label": "close" } }, "×");
-  const node = el("dialog", { class: "dialog", attrs: { "aria-label": title } }, el("header", {}, el("h2", {}, title), close), ...content);
+  const close = el(
+    "button",
+    { class: "icon-button", title: "close", attrs: { type: "button", "aria-label": "close" } },
+    "×",
+  );
+  const node = el(
+    "dialog",
+    { class: "dialog", attrs: { "aria-label": title } },
+    el("header", {}, el("h2", {}, title), close),
+    ...content,
+  );
   close.addEventListener("click", () => node.close());
   node.addEventListener("click", (event) => event.target === node && node.close());
   return node;

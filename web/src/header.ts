@@ -26,18 +26,45 @@ export class Header {
   ) {
     this.composer = new Composer((text, model, generate) => this.start(text, model, generate));
     const tool = (name: string, title: string, click: () => void) =>
-      el("button", { class: `icon-button ${name}`, title, attrs: { type: "button", "aria-label": title }, on: { click } }, icon(name));
-    this.newButton = el("button", { class: "button primary", attrs: { type: "button", "aria-expanded": "false" }, on: { click: () => this.toggleComposer() } }, "New text");
+      el(
+        "button",
+        { class: `icon-button ${name}`, title, attrs: { type: "button", "aria-label": title }, on: { click } },
+        icon(name),
+      );
+    this.newButton = el(
+      "button",
+      {
+        class: "button primary",
+        attrs: { type: "button", "aria-expanded": "false" },
+        on: { click: () => this.toggleComposer() },
+      },
+      "New text",
+    );
     this.closeButton = tool("close", "close this run", () => void this.closeRun());
     this.node = el(
       "header",
       { class: "bar" },
-      el("a", { class: "brand", attrs: context.way ? { "aria-label": "Sightline", role: "img" } : { href: "/", "aria-label": "Sightline" } }, mark(), el("span", {}, "Sightline")),
+      el(
+        "a",
+        {
+          class: "brand",
+          attrs: context.way ? { "aria-label": "Sightline", role: "img" } : { href: "/", "aria-label": "Sightline" },
+        },
+        mark(),
+        el("span", {}, "Sightline"),
+      ),
       el("span", { class: "run-pick" }, this.runSelect, this.closeButton),
       this.newButton,
       el("span", { class: "spring" }),
       el("span", { class: "pick" }, this.unseen, this.layerSelect, this.headSelect),
-      el("span", { class: "tools" }, tool("share", "copy the address of this view", actions.share), tool("export", "export (E)", actions.export), tool("theme", "light or dark", () => context.switchTheme()), tool("help", "help and keys (?)", actions.help)),
+      el(
+        "span",
+        { class: "tools" },
+        tool("share", "copy the address of this view", actions.share),
+        tool("export", "export (E)", actions.export),
+        tool("theme", "light or dark", () => context.switchTheme()),
+        tool("help", "help and keys (?)", actions.help),
+      ),
     );
     this.runSelect.addEventListener("change", () => void context.open(this.runSelect.value, true));
     this.layerSelect.addEventListener("change", () => {
@@ -45,7 +72,9 @@ export class Header {
       const heads = context.run.value?.layer(layer).heads ?? 1;
       context.openHead(layer, Math.min(context.state.head, heads - 1));
     });
-    this.headSelect.addEventListener("change", () => context.openHead(context.state.layer, Number(this.headSelect.value)));
+    this.headSelect.addEventListener("change", () =>
+      context.openHead(context.state.layer, Number(this.headSelect.value)),
+    );
     context.run.on(() => this.draw());
     context.store.on(["layer", "head"], () => this.draw());
   }
@@ -87,22 +116,40 @@ export class Header {
     const open = run.value;
     document.title = open ? `${open.info.title.slice(0, 40)} – Sightline` : "Sightline";
     this.runSelect.replaceChildren(
-      ...this.runs.map((r) => el("option", { attrs: { value: r.id, selected: r.id === open?.id } }, `${r.model ?? "run"}: ${r.title.slice(0, 48) || r.origin} (${r.tokens.toLocaleString("en")})`)),
+      ...this.runs.map((r) =>
+        el(
+          "option",
+          { attrs: { value: r.id, selected: r.id === open?.id } },
+          `${r.model ?? "run"}: ${r.title.slice(0, 48) || r.origin} (${r.tokens.toLocaleString("en")})`,
+        ),
+      ),
     );
     this.runSelect.hidden = this.closeButton.hidden = !this.runs.length;
     if (!open) return;
     this.layerSelect.replaceChildren(
-      ...open.info.layers.map((layer) => el("option", { title: layer.name, attrs: { value: layer.index, selected: layer.index === state.layer } }, `Layer ${layer.index}${layer.cross ? " cross" : ""}`)),
+      ...open.info.layers.map((layer) =>
+        el(
+          "option",
+          { title: layer.name, attrs: { value: layer.index, selected: layer.index === state.layer } },
+          `Layer ${layer.index}${layer.cross ? " cross" : ""}`,
+        ),
+      ),
     );
     const missed = Object.entries(open.info.unseen);
     this.unseen.hidden = !missed.length;
     this.unseen.textContent = `${missed.length} not seen`;
     const shown = missed.slice(0, 20).map(([name, why]) => `${name}: ${why}`);
-    this.unseen.title = ["Modules that attended without being seen", ...shown, ...(missed.length > 20 ? [`and ${missed.length - 20} more`] : [])].join("\n");
+    this.unseen.title = [
+      "Modules that attended without being seen",
+      ...shown,
+      ...(missed.length > 20 ? [`and ${missed.length - 20} more`] : []),
+    ].join("\n");
     const layer = open.layer(state.layer);
     this.layerSelect.title = layer.name;
     this.headSelect.replaceChildren(
-      ...layer.numbers.map((number, i) => el("option", { attrs: { value: i, selected: i === state.head } }, `Head ${number}`)),
+      ...layer.numbers.map((number, i) =>
+        el("option", { attrs: { value: i, selected: i === state.head } }, `Head ${number}`),
+      ),
     );
   }
 
@@ -160,16 +207,37 @@ export class Header {
   private show(order: OrderInfo): void {
     this.progress.hidden = false;
     const over = order.state === "failed" || order.state === "cancelled";
-    const bar = el("progress", { attrs: { max: Math.max(order.total, 1), value: order.total ? order.done : null, "aria-label": "progress of the run" } });
-    const where = order.state === "queued" ? `waiting, place ${order.position}` : order.total ? `${order.stage} ${order.done} of ${order.total}` : order.stage;
-    const problem = order.problem ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}` : "the run was taken back";
+    const bar = el("progress", {
+      attrs: {
+        max: Math.max(order.total, 1),
+        value: order.total ? order.done : null,
+        "aria-label": "progress of the run",
+      },
+    });
+    const where =
+      order.state === "queued"
+        ? `waiting, place ${order.position}`
+        : order.total
+          ? `${order.stage} ${order.done} of ${order.total}`
+          : order.stage;
+    const problem = order.problem
+      ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}`
+      : "the run was taken back";
     this.progress.classList.toggle("problem", over);
     this.progress.replaceChildren(
       el("span", { class: "title" }, `${order.model}: ${order.title.slice(0, 50)}`),
       over ? el("span", {}, problem) : bar,
       over ? "" : el("span", {}, where),
       order.stage === "generating" && !over ? this.followSwitch() : "",
-      el("button", { class: "button quiet", attrs: { type: "button" }, on: { click: () => (over ? (this.progress.hidden = true) : void this.context.source.close(order.id)) } }, over ? "Dismiss" : "Cancel"),
+      el(
+        "button",
+        {
+          class: "button quiet",
+          attrs: { type: "button" },
+          on: { click: () => (over ? (this.progress.hidden = true) : void this.context.source.close(order.id)) },
+        },
+        over ? "Dismiss" : "Cancel",
+      ),
     );
   }
 
@@ -196,7 +264,14 @@ export class Header {
 
 // The sign of the program, drawn here so that a report needs no file.
 function mark(): SVGSVGElement {
-  const cells: [number, number, string][] = [[6, 6, "#fcfdbf"], [6, 13, "#e75263"], [13, 13, "#fec287"], [6, 20, "#721f81"], [13, 20, "#b73779"], [20, 20, "#fcfdbf"]];
+  const cells: [number, number, string][] = [
+    [6, 6, "#fcfdbf"],
+    [6, 13, "#e75263"],
+    [13, 13, "#fec287"],
+    [6, 20, "#721f81"],
+    [13, 20, "#b73779"],
+    [20, 20, "#fcfdbf"],
+  ];
   return svg(
     "svg",
     { viewBox: "0 0 32 32", width: 22, height: 22, "aria-hidden": "true" },
@@ -208,9 +283,19 @@ function mark(): SVGSVGElement {
 // A text and a model to run on it.
 class Composer {
   readonly node: HTMLElement;
-  private text = el("textarea", { attrs: { rows: 4, placeholder: "Type or paste a text", "aria-label": "text to run", spellcheck: "false", autocomplete: "off" } });
+  private text = el("textarea", {
+    attrs: {
+      rows: 4,
+      placeholder: "Type or paste a text",
+      "aria-label": "text to run",
+      spellcheck: "false",
+      autocomplete: "off",
+    },
+  });
   private model = el("select", { attrs: { "aria-label": "model" } });
-  private generate = el("input", { attrs: { type: "number", min: 0, max: 512, value: 0, "aria-label": "tokens to generate" } });
+  private generate = el("input", {
+    attrs: { type: "number", min: 0, max: 512, value: 0, "aria-label": "tokens to generate" },
+  });
   private problem = el("p", { class: "problem", attrs: { role: "alert", hidden: true } });
   private generateLabel = el("label", { class: "generate" }, "then generate ", this.generate, " tokens");
 
@@ -220,7 +305,14 @@ class Composer {
       {},
       el("h2", {}, "Look at a text"),
       this.text,
-      el("div", { class: "composer-row" }, this.model, this.generateLabel, el("span", { class: "spring" }), el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run")),
+      el(
+        "div",
+        { class: "composer-row" },
+        this.model,
+        this.generateLabel,
+        el("span", { class: "spring" }),
+        el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run"),
+      ),
       this.problem,
     );
     form.addEventListener("submit", (event) => {
@@ -236,7 +328,9 @@ class Composer {
   }
 
   setModels(models: Limits["models"]): void {
-    this.model.replaceChildren(...models.map((m) => el("option", { attrs: { value: m.name, "data-causal": m.causal ? "1" : null } }, m.title)));
+    this.model.replaceChildren(
+      ...models.map((m) => el("option", { attrs: { value: m.name, "data-causal": m.causal ? "1" : null } }, m.title)),
+    );
     if (!models.length) {
       this.problem.hidden = false;
       this.problem.textContent = "This server has no models: start it with --model, or open a saved folder.";

@@ -40,7 +40,11 @@ export class Heads {
       this.preview,
     );
     for (const { order, name, title } of CHIPS) {
-      const chip = el("button", { class: "chip-button", title, attrs: { type: "button", role: "radio", "data-order": order } }, name);
+      const chip = el(
+        "button",
+        { class: "chip-button", title, attrs: { type: "button", role: "radio", "data-order": order } },
+        name,
+      );
       chip.addEventListener("click", () => this.rank(order));
       this.chips.append(chip);
     }
@@ -87,7 +91,9 @@ export class Heads {
   private draw(): void {
     const run = this.context.run.value;
     if (!run) return;
-    const all = run.info.layers.flatMap((layer) => layer.numbers.map((_, head) => [layer.index, head] as [number, number]));
+    const all = run.info.layers.flatMap((layer) =>
+      layer.numbers.map((_, head) => [layer.index, head] as [number, number]),
+    );
     if (this.order === "layer") this.listed = all;
     else {
       const scores = new Map(all.map(([l, h]) => [`${l}/${h}`, this.score(run, l, h) ?? -1]));
@@ -99,12 +105,21 @@ export class Heads {
     const small = byLayer && room / heads < LARGE;
     this.grid.classList.toggle("by-layer", byLayer);
     this.grid.classList.toggle("small", small);
-    const table = thumbTable({ ...this.context.scale(), name: "log", lo: 10 ** Math.floor(Math.log10(0.1 / run.longest)), hi: 1 });
+    const table = thumbTable({
+      ...this.context.scale(),
+      name: "log",
+      lo: 10 ** Math.floor(Math.log10(0.1 / run.longest)),
+      hi: 1,
+    });
     const rows: HTMLElement[] = [];
     const cells = this.listed.map(([layer, head], i) => this.cell(run, layer, head, i, table, small));
     if (byLayer) {
       for (const layer of run.info.layers) {
-        const row = el("div", { class: "layer-row", attrs: { role: "presentation" } }, el("span", { class: "layer-name", title: layer.name }, `${layer.index}${layer.cross ? "×" : ""}`));
+        const row = el(
+          "div",
+          { class: "layer-row", attrs: { role: "presentation" } },
+          el("span", { class: "layer-name", title: layer.name }, `${layer.index}${layer.cross ? "×" : ""}`),
+        );
         row.append(...cells.filter((_, i) => this.listed[i][0] === layer.index));
         rows.push(row);
       }
@@ -117,16 +132,28 @@ export class Heads {
   private cell(run: OpenRun, layer: number, head: number, i: number, table: Uint32Array, small: boolean): HTMLElement {
     const score = this.score(run, layer, head);
     const label = `${run.name(layer, head)}${score === null ? "" : `, ${this.order === "interest" ? "interest" : this.order} ${score.toFixed(2)}`}`;
-    const cell = el("div", { class: "head", attrs: { role: "option", "data-i": i, "aria-label": label, id: `head-${layer}-${head}` } });
+    const cell = el("div", {
+      class: "head",
+      attrs: { role: "option", "data-i": i, "aria-label": label, id: `head-${layer}-${head}` },
+    });
     if (small) {
       const focus = run.measure(layer, head, "focus");
       const swatch = el("span", { class: "swatch" });
-      swatch.style.background = focus === null ? "transparent" : css(rampColor(this.context.scale(), 0.15 + 0.8 * focus));
+      swatch.style.background =
+        focus === null ? "transparent" : css(rampColor(this.context.scale(), 0.15 + 0.8 * focus));
       cell.append(swatch);
     } else {
       const canvas = el("canvas", { class: "thumb", attrs: { width: THUMB, height: THUMB } });
       drawThumb(canvas, run, layer, head, table);
-      cell.append(canvas, el("span", { class: "caption" }, run.short(layer, head), score === null ? null : el("b", {}, score.toFixed(2).replace(/^0/, ""))));
+      cell.append(
+        canvas,
+        el(
+          "span",
+          { class: "caption" },
+          run.short(layer, head),
+          score === null ? null : el("b", {}, score.toFixed(2).replace(/^0/, "")),
+        ),
+      );
     }
     return cell;
   }
@@ -160,7 +187,13 @@ export class Heads {
         if (value === null) return null;
         const bar = el("span", { class: "bar" });
         bar.style.width = `${share ? 100 * Math.min(value, 1) : 0}%`;
-        return el("li", {}, el("span", {}, name), el("span", { class: "track" }, bar), el("b", {}, share ? `${Math.round(100 * value)} %` : length(value)));
+        return el(
+          "li",
+          {},
+          el("span", {}, name),
+          el("span", { class: "track" }, bar),
+          el("b", {}, share ? `${Math.round(100 * value)} %` : length(value)),
+        );
       })
       .filter((x) => x !== null);
     const similar = (run.portraits?.similar[layer]?.[head] ?? []).map(([l, h, alike]) => {
@@ -168,7 +201,12 @@ export class Heads {
       drawThumb(canvas, run, l, h, thumbTable(this.context.scale()));
       return el(
         "button",
-        { class: "similar", title: `${run.name(l, h)}: ${Math.round(alike * 100)} % alike`, attrs: { type: "button" }, on: { click: (event: MouseEvent) => this.choose(l, h, event) } },
+        {
+          class: "similar",
+          title: `${run.name(l, h)}: ${Math.round(alike * 100)} % alike`,
+          attrs: { type: "button" },
+          on: { click: (event: MouseEvent) => this.choose(l, h, event) },
+        },
         canvas,
         el("span", {}, run.short(l, h)),
       );
@@ -192,7 +230,11 @@ export class Heads {
     const [layer, head] = this.listed[Number(cell.dataset.i)];
     const canvas = el("canvas", { class: "thumb large", attrs: { width: THUMB, height: THUMB } });
     drawThumb(canvas, run, layer, head, thumbTable(this.context.scale()));
-    this.preview.replaceChildren(canvas, el("strong", {}, run.name(layer, head)), el("span", {}, summary(run, layer, head, null)));
+    this.preview.replaceChildren(
+      canvas,
+      el("strong", {}, run.name(layer, head)),
+      el("span", {}, summary(run, layer, head, null)),
+    );
     this.preview.hidden = false;
     const box = cell.getBoundingClientRect();
     const around = this.node.getBoundingClientRect();
@@ -232,7 +274,13 @@ export class Heads {
   }
 }
 
-export function drawThumb(canvas: HTMLCanvasElement, run: OpenRun, layer: number, head: number, table: Uint32Array): void {
+export function drawThumb(
+  canvas: HTMLCanvasElement,
+  run: OpenRun,
+  layer: number,
+  head: number,
+  table: Uint32Array,
+): void {
   const thumb = run.thumb(layer, head);
   const [rows, columns] = run.thumbSize(layer);
   canvas.width = columns;
@@ -240,7 +288,8 @@ export function drawThumb(canvas: HTMLCanvasElement, run: OpenRun, layer: number
   if (!thumb) return;
   const image = new ImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
-  for (let y = 0; y < rows; y++) for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
+  for (let y = 0; y < rows; y++)
+    for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
   canvas.getContext("2d")!.putImageData(image, 0, 0);
 }
 
@@ -254,11 +303,20 @@ export function summary(run: OpenRun, layer: number, head: number, link: [number
   const value = (name: Measure) => run.measure(layer, head, name);
   const [focus, first, previous, induction] = [value("focus"), value("first"), value("previous"), value("induction")];
   const kind =
-    (first ?? 0) > 0.5 ? "on the first token" : (previous ?? 0) > 0.4 ? "previous-token" : (induction ?? 0) > 0.4 ? "induction" : (focus ?? 0) > 0.5 ? "focused" : "broad";
+    (first ?? 0) > 0.5
+      ? "on the first token"
+      : (previous ?? 0) > 0.4
+        ? "previous-token"
+        : (induction ?? 0) > 0.4
+          ? "induction"
+          : (focus ?? 0) > 0.5
+            ? "focused"
+            : "broad";
   const parts = [`${run.layer(layer).queries.toLocaleString("en")} tokens, ${kind}`];
   const [entropy, spread] = [value("entropy"), value("spread")];
   if (entropy !== null && spread !== null) parts[0] += `: entropy ${entropy.toFixed(1)} of ${spread.toFixed(1)}`;
   if (first !== null) parts.push(`${Math.round(100 * first)}\u00a0% first token`);
-  if (link) parts.push(`strongest ${run.tokens.label(link[0])} to ${run.keyTokens(layer).label(link[1])} ${show(link[2])}`);
+  if (link)
+    parts.push(`strongest ${run.tokens.label(link[0])} to ${run.keyTokens(layer).label(link[1])} ${show(link[2])}`);
   return parts.join("; ");
 }

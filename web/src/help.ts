@@ -31,13 +31,25 @@ export class Help {
   constructor() {
     this.single.checked = stored("keys") !== "off";
     this.single.addEventListener("change", () => store("keys", this.single.checked ? "on" : "off"));
-    const rows = KEYS.map(([key, what]) => el("tr", {}, el("th", { attrs: { scope: "row" } }, el("kbd", {}, key)), el("td", {}, what)));
+    const rows = KEYS.map(([key, what]) =>
+      el("tr", {}, el("th", { attrs: { scope: "row" } }, el("kbd", {}, key)), el("td", {}, what)),
+    );
     this.node = dialog(
       "Help",
-      el("p", {}, "Hover previews, click pins, Esc releases. Shift-click adds a query; Alt-click on a token pins it as key. Shift-drag on the map zooms into a rectangle."),
+      el(
+        "p",
+        {},
+        "Hover previews, click pins, Esc releases. Shift-click adds a query; Alt-click on a token pins it as key. Shift-drag on the map zooms into a rectangle.",
+      ),
       el("table", { class: "keys" }, el("tbody", {}, ...rows)),
       el("p", {}, el("label", { attrs: { for: "single-keys" } }, this.single, " single-key shortcuts")),
-      el("p", { class: "fine" }, "The numbers are also at ", el("a", { attrs: { href: "/api/docs" } }, "/api/docs"), ". The map is moved by Leaflet (BSD-2)."),
+      el(
+        "p",
+        { class: "fine" },
+        "The numbers are also at ",
+        el("a", { attrs: { href: "/api/docs" } }, "/api/docs"),
+        ". The map is moved by Leaflet (BSD-2).",
+      ),
     );
   }
 

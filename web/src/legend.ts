@@ -11,8 +11,12 @@ export class Legend {
   private ramp = el("canvas", { class: "ramp", attrs: { width: 180, height: 12, "aria-hidden": "true" } });
   private lo = bound("lowest colour at");
   private hi = bound("highest colour at");
-  private scale = segmented("scale", ["log", "linear"], (name) => this.context.store.push({ scale: name as "log" | "linear" }));
-  private pool = segmented("pooling", ["mean", "max"], (name) => this.context.store.push({ pool: name as "mean" | "max" }));
+  private scale = segmented("scale", ["log", "linear"], (name) =>
+    this.context.store.push({ scale: name as "log" | "linear" }),
+  );
+  private pool = segmented("pooling", ["mean", "max"], (name) =>
+    this.context.store.push({ pool: name as "mean" | "max" }),
+  );
   private maps: HTMLSelectElement;
   private note = el("span", { class: "note" });
   private swatches = el("span", { class: "swatches" });
@@ -21,7 +25,11 @@ export class Legend {
     private context: Context,
     fit: () => void,
   ) {
-    this.maps = el("select", { attrs: { "aria-label": "colours" } }, ...MAPS.map((name) => el("option", { attrs: { value: name } }, name)));
+    this.maps = el(
+      "select",
+      { attrs: { "aria-label": "colours" } },
+      ...MAPS.map((name) => el("option", { attrs: { value: name } }, name)),
+    );
     this.maps.addEventListener("change", () => context.store.push({ map: this.maps.value as (typeof MAPS)[number] }));
     this.lo.addEventListener("change", () => this.bounds());
     this.hi.addEventListener("change", () => this.bounds());
@@ -29,7 +37,16 @@ export class Legend {
       "div",
       { class: "legend", attrs: { role: "group", "aria-label": "legend" } },
       el("span", { class: "scalebar" }, this.lo, this.ramp, this.hi),
-      el("button", { class: "button quiet", title: "set the bounds to what is visible, once (F)", attrs: { type: "button" }, on: { click: fit } }, "Fit"),
+      el(
+        "button",
+        {
+          class: "button quiet",
+          title: "set the bounds to what is visible, once (F)",
+          attrs: { type: "button" },
+          on: { click: fit },
+        },
+        "Fit",
+      ),
       this.scale.node,
       this.pool.node,
       this.maps,
@@ -94,7 +111,10 @@ export class Legend {
 }
 
 function bound(name: string): HTMLInputElement {
-  return el("input", { class: "bound", attrs: { type: "text", inputmode: "decimal", size: 6, "aria-label": name, spellcheck: "false" } });
+  return el("input", {
+    class: "bound",
+    attrs: { type: "text", inputmode: "decimal", size: 6, "aria-label": name, spellcheck: "false" },
+  });
 }
 
 function number(x: number): string {
@@ -105,7 +125,11 @@ function number(x: number): string {
 export function segmented(name: string, choices: string[], choose: (choice: string) => void) {
   const node = el("div", { class: "segmented", attrs: { role: "radiogroup", "aria-label": name } });
   const buttons = choices.map((choice) => {
-    const button = el("button", { attrs: { type: "button", role: "radio" }, on: { click: () => choose(choice) } }, choice);
+    const button = el(
+      "button",
+      { attrs: { type: "button", role: "radio" }, on: { click: () => choose(choice) } },
+      choice,
+    );
     node.append(button);
     return button;
   });

@@ -37,11 +37,27 @@ export class Links {
 
   constructor(private context: Context) {
     const frame = el("div", { class: "links-frame" }, this.left, this.lines, this.right);
-    this.node = el("div", { class: "links" }, this.about, this.far, el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, frame));
-    for (const [column, isQuery] of [[this.left, true], [this.right, false]] as const) {
+    this.node = el(
+      "div",
+      { class: "links" },
+      this.about,
+      this.far,
+      el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, frame),
+    );
+    for (const [column, isQuery] of [
+      [this.left, true],
+      [this.right, false],
+    ] as const) {
       column.addEventListener("pointerover", (event) => {
         const i = place(event);
-        if (event.pointerType !== "touch") this.context.hover.set(i === null ? null : isQuery ? { q: i, k: null, cells: null, from: "links" } : { q: null, k: i, cells: null, from: "links" });
+        if (event.pointerType !== "touch")
+          this.context.hover.set(
+            i === null
+              ? null
+              : isQuery
+                ? { q: i, k: null, cells: null, from: "links" }
+                : { q: null, k: i, cells: null, from: "links" },
+          );
       });
       column.addEventListener("pointerleave", () => this.context.hover.set(null));
       column.addEventListener("click", (event) => {
@@ -68,16 +84,40 @@ export class Links {
   drawing(): SVGSVGElement {
     const run = this.context.run.value!;
     const height = Math.max(this.stop - this.first, this.keyStop - this.first) * LINE;
-    const copy = svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${WIDE + 320} ${height}`, width: WIDE + 320, height });
+    const copy = svg("svg", {
+      xmlns: "http://www.w3.org/2000/svg",
+      viewBox: `0 0 ${WIDE + 320} ${height}`,
+      width: WIDE + 320,
+      height,
+    });
     const group = svg("g", { transform: "translate(160 0)" });
     for (const line of this.lines.children) group.append(line.cloneNode(true));
     copy.append(group);
     const ink = this.context.dark.value ? "#eee" : "#222";
     const keys = run.keyTokens(this.context.state.layer);
     for (let i = this.first; i < this.stop; i++)
-      copy.append(svg("text", { x: 150, y: (i - this.first + 0.68) * LINE, "text-anchor": "end", "font-family": "sans-serif", "font-size": 13, fill: ink }, run.tokens.label(i)));
+      copy.append(
+        svg(
+          "text",
+          {
+            x: 150,
+            y: (i - this.first + 0.68) * LINE,
+            "text-anchor": "end",
+            "font-family": "sans-serif",
+            "font-size": 13,
+            fill: ink,
+          },
+          run.tokens.label(i),
+        ),
+      );
     for (let i = this.first; i < this.keyStop; i++)
-      copy.append(svg("text", { x: WIDE + 170, y: (i - this.first + 0.68) * LINE, "font-family": "sans-serif", "font-size": 13, fill: ink }, keys.label(i)));
+      copy.append(
+        svg(
+          "text",
+          { x: WIDE + 170, y: (i - this.first + 0.68) * LINE, "font-family": "sans-serif", "font-size": 13, fill: ink },
+          keys.label(i),
+        ),
+      );
     return copy;
   }
 
@@ -117,7 +157,8 @@ export class Links {
           for (let i = Math.max(this.first, y * 256); i < Math.min(this.stop, (y + 1) * 256); i++) {
             const row = tile.values.subarray((i - y * 256) * 256, (i - y * 256 + 1) * 256);
             for (const j of topOf(row, TOP))
-              if (row[j] >= LEAST && x * 256 + j >= this.first && x * 256 + j < this.keyStop) lines.push({ q: i, k: x * 256 + j, weight: row[j] });
+              if (row[j] >= LEAST && x * 256 + j >= this.first && x * 256 + j < this.keyStop)
+                lines.push({ q: i, k: x * 256 + j, weight: row[j] });
           }
         }
       this.found = strongest(lines);
@@ -145,7 +186,14 @@ export class Links {
     this.lines.replaceChildren(
       ...this.found.map(({ q, k, weight }) => {
         const [a, b] = [(q - this.first + 0.5) * LINE, (k - this.first + 0.5) * LINE];
-        const path = svg("path", { d: `M0 ${a}C${wide / 2} ${a} ${wide / 2} ${b} ${wide} ${b}`, fill: "none", "stroke-width": (0.6 + 3.4 * weight).toFixed(2), "stroke-opacity": Math.max(0.08, weight).toFixed(3), "data-q": q, "data-k": k });
+        const path = svg("path", {
+          d: `M0 ${a}C${wide / 2} ${a} ${wide / 2} ${b} ${wide} ${b}`,
+          fill: "none",
+          "stroke-width": (0.6 + 3.4 * weight).toFixed(2),
+          "stroke-opacity": Math.max(0.08, weight).toFixed(3),
+          "data-q": q,
+          "data-k": k,
+        });
         path.append(svg("title", {}, show(weight)));
         return path;
       }),
@@ -167,7 +215,15 @@ export class Links {
       .map((k) =>
         el(
           "button",
-          { class: "chip-button far", attrs: { type: "button" }, on: { click: () => this.context.pinKey(k), pointerenter: () => this.context.hover.set({ q: null, k, cells: null, from: "links" }), pointerleave: () => this.context.hover.set(null) } },
+          {
+            class: "chip-button far",
+            attrs: { type: "button" },
+            on: {
+              click: () => this.context.pinKey(k),
+              pointerenter: () => this.context.hover.set({ q: null, k, cells: null, from: "links" }),
+              pointerleave: () => this.context.hover.set(null),
+            },
+          },
           keys.element(k),
           el("span", { class: "position" }, ` @ ${k.toLocaleString("en")}`),
           el("b", {}, ` ${show(row[k])}`),
@@ -179,7 +235,8 @@ export class Links {
   private mark(): void {
     const { q, k } = this.context.state;
     const hover = this.context.hover.value;
-    const queries = hover?.q !== null && hover?.q !== undefined ? [hover.q] : hover?.k !== null && hover?.k !== undefined ? [] : q;
+    const queries =
+      hover?.q !== null && hover?.q !== undefined ? [hover.q] : hover?.k !== null && hover?.k !== undefined ? [] : q;
     const key = hover?.k ?? (hover?.q !== null && hover?.q !== undefined ? null : queries.length ? null : k);
     for (const item of this.left.children as HTMLCollectionOf<HTMLElement>) {
       item.classList.toggle("on", queries.includes(Number(item.dataset.t)));

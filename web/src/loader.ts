@@ -98,7 +98,8 @@ export class Loader {
         // An estimate is on the screen already: it is asked for again, but last, and not at once.
         const late = kept?.estimate ? 1e9 : 0;
         if (late && performance.now() < (this.again.get(key) ?? 0)) continue;
-        if (!best || wanted.distance + late < best.distance) best = { ref: wanted.ref, distance: wanted.distance + late };
+        if (!best || wanted.distance + late < best.distance)
+          best = { ref: wanted.ref, distance: wanted.distance + late };
       }
     }
     return best?.ref ?? null;

@@ -27,14 +27,22 @@ class App {
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
   private help = new Help();
-  private header = new Header(this.context, { share: () => this.share(), export: () => this.exports.open(), help: () => this.help.open() });
+  private header = new Header(this.context, {
+    share: () => this.share(),
+    export: () => this.exports.open(),
+    help: () => this.help.open(),
+  });
   private heads = new Heads(this.context);
   private text = new TextView(this.context);
   private map = new MapCentre(this.context, this.say);
   private links = new Links(this.context);
   private steps = new StepsView(this.context);
   private compare = new Compare(this.context, () => this.header.runs, this.say);
-  private exports = new ExportDialog(this.context, () => this.activeMap(), () => this.links);
+  private exports = new ExportDialog(
+    this.context,
+    () => this.activeMap(),
+    () => this.links,
+  );
   private tabs = el("div", { class: "tabs", attrs: { role: "tablist", "aria-label": "views" } });
   private views = el("div", { class: "views" });
   private centre = el("div", { class: "centre", attrs: { id: "centre" } }, this.tabs, this.views);
@@ -46,12 +54,49 @@ class App {
     for (const view of VIEWS) this.tabs.append(this.tab(view));
     this.views.append(this.map.node, this.links.node, this.steps.node, this.compare.node);
     this.panels.append(...this.panelButtons());
-    const skip = el("a", { class: "skip", attrs: { href: "#centre" }, on: { click: (event: Event) => { event.preventDefault(); this.map.view.surface.focus(); } } }, "skip to the map");
-    const handle = el("button", { class: "rail-handle", attrs: { type: "button", "aria-expanded": "false", "aria-controls": "heads" } }, "Heads");
+    const skip = el(
+      "a",
+      {
+        class: "skip",
+        attrs: { href: "#centre" },
+        on: {
+          click: (event: Event) => {
+            event.preventDefault();
+            this.map.view.surface.focus();
+          },
+        },
+      },
+      "skip to the map",
+    );
+    const handle = el(
+      "button",
+      { class: "rail-handle", attrs: { type: "button", "aria-expanded": "false", "aria-controls": "heads" } },
+      "Heads",
+    );
     handle.addEventListener("click", () => this.openRail(!this.root.classList.contains("rail-open")));
     this.heads.node.addEventListener("chosen", () => this.openRail(false));
-    const all = el("main", { class: "main" }, el("h1", { class: "visually-hidden" }, "Sightline explorer"), this.sentence, handle, this.heads.node, this.centre, this.text.node);
-    this.root.append(skip, this.header.node, this.header.progress, this.header.composerNode, all, this.panels, this.notice, this.live, this.help.node, this.exports.node);
+    const all = el(
+      "main",
+      { class: "main" },
+      el("h1", { class: "visually-hidden" }, "Sightline explorer"),
+      this.sentence,
+      handle,
+      this.heads.node,
+      this.centre,
+      this.text.node,
+    );
+    this.root.append(
+      skip,
+      this.header.node,
+      this.header.progress,
+      this.header.composerNode,
+      all,
+      this.panels,
+      this.notice,
+      this.live,
+      this.help.node,
+      this.exports.node,
+    );
     host.replaceChildren(this.root);
     if (!this.context.source.live) this.frozen();
     this.root.classList.toggle("framed", this.context.way !== null);
@@ -70,7 +115,8 @@ class App {
   // A report: it says what it holds and what it lacks.
   private frozen(): void {
     this.root.classList.add("frozen");
-    const text = "A report: every head as a thumbnail, chosen heads in up to 512 bins a side, weights right to 3.3 %. It lacks steps, rollout and new texts: sightline serve has them.";
+    const text =
+      "A report: every head as a thumbnail, chosen heads in up to 512 bins a side, weights right to 3.3 %. It lacks steps, rollout and new texts: sightline serve has them.";
     this.header.node.after(el("p", { class: "report-note", attrs: { role: "note" } }, text));
   }
 
@@ -137,7 +183,8 @@ class App {
       parts.push(el("q", {}, run.tokens.element(query, 24)));
     });
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
-    if (key !== null && key < keys.length) parts.push(el("span", { class: "arrow" }, " → "), el("q", {}, keys.element(key, 24)));
+    if (key !== null && key < keys.length)
+      parts.push(el("span", { class: "arrow" }, " → "), el("q", {}, keys.element(key, 24)));
     if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
     const weight = el("b", { class: "weight" });
     this.sentence.replaceChildren(...parts, weight, where);
@@ -152,12 +199,24 @@ class App {
   }
 
   private tab(view: View): HTMLElement {
-    return el("button", { attrs: { type: "button", role: "tab", id: `tab-${view}`, "aria-controls": `view-${view}`, "data-view": view }, on: { click: () => this.context.store.push({ view }) } }, NAMES[view]);
+    return el(
+      "button",
+      {
+        attrs: { type: "button", role: "tab", id: `tab-${view}`, "aria-controls": `view-${view}`, "data-view": view },
+        on: { click: () => this.context.store.push({ view }) },
+      },
+      NAMES[view],
+    );
   }
 
   private showView(): void {
     const { view } = this.context.state;
-    const nodes: Record<View, HTMLElement> = { map: this.map.node, links: this.links.node, steps: this.steps.node, compare: this.compare.node };
+    const nodes: Record<View, HTMLElement> = {
+      map: this.map.node,
+      links: this.links.node,
+      steps: this.steps.node,
+      compare: this.compare.node,
+    };
     for (const name of VIEWS) {
       nodes[name].hidden = name !== view;
       nodes[name].id = `view-${name}`;
@@ -178,15 +237,27 @@ class App {
   }
 
   private panelButtons(): HTMLElement[] {
-    const names: [Panel, string][] = [["text", "Text"], ["centre", "Map"], ["heads", "Heads"], ["more", "More"]];
-    return names.map(([panel, name]) => el("button", { attrs: { type: "button", "data-panel": panel }, on: { click: () => this.choosePanel(panel) } }, name));
+    const names: [Panel, string][] = [
+      ["text", "Text"],
+      ["centre", "Map"],
+      ["heads", "Heads"],
+      ["more", "More"],
+    ];
+    return names.map(([panel, name]) =>
+      el(
+        "button",
+        { attrs: { type: "button", "data-panel": panel }, on: { click: () => this.choosePanel(panel) } },
+        name,
+      ),
+    );
   }
 
   // On a phone one panel at a time; "More" are the views beside the map.
   private showPanel(panel: Panel): void {
     this.root.dataset.panel = panel === "more" ? "centre" : panel;
     this.root.dataset.more = String(panel === "more");
-    for (const button of this.panels.children as HTMLCollectionOf<HTMLElement>) button.setAttribute("aria-current", String(button.dataset.panel === panel));
+    for (const button of this.panels.children as HTMLCollectionOf<HTMLElement>)
+      button.setAttribute("aria-current", String(button.dataset.panel === panel));
   }
 
   private choosePanel(panel: Panel): void {
@@ -217,13 +288,18 @@ class App {
   }
 
   private fail(text: string): void {
-    const retry = el("button", { class: "button", attrs: { type: "button" }, on: { click: () => location.reload() } }, "Retry");
+    const retry = el(
+      "button",
+      { class: "button", attrs: { type: "button" }, on: { click: () => location.reload() } },
+      "Retry",
+    );
     this.root.append(el("div", { class: "down", attrs: { role: "alert" } }, el("p", {}, text), retry));
   }
 
   private key(event: KeyboardEvent): void {
     const target = event.target instanceof HTMLElement ? event.target : document.body;
-    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog[open]")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog[open]"))
+      return;
     if (event.key === "Escape") {
       if (this.root.classList.contains("rail-open")) this.openRail(false);
       else this.context.release();
@@ -232,7 +308,12 @@ class App {
     const { context } = this;
     const map = this.activeMap();
     const onMap = target.closest(".surface") !== null || target === document.body;
-    const arrows: Record<string, [number, number]> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    const arrows: Record<string, [number, number]> = {
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+    };
     if (event.key in arrows && target.getAttribute("role") === "tab") return this.moveTab(event);
     if (event.key in arrows && onMap && map) {
       map.step(...arrows[event.key]);
@@ -261,8 +342,15 @@ class App {
     const both = (key: string, act: () => void) => ({ [key]: act, [key.toUpperCase()]: act });
     return {
       "1": () => this.go("map"),
-      "2": () => { this.showPanel("heads"); this.openRail(true); this.heads.focus(); },
-      "3": () => { this.showPanel("text"); this.text.focus(); },
+      "2": () => {
+        this.showPanel("heads");
+        this.openRail(true);
+        this.heads.focus();
+      },
+      "3": () => {
+        this.showPanel("text");
+        this.text.focus();
+      },
       "4": () => this.go("links"),
       "5": steps,
       "6": () => this.go("compare"),
@@ -274,7 +362,10 @@ class App {
       "=": () => map?.zoomBy(1),
       "-": () => map?.zoomBy(-1),
       "0": () => map?.whole(true),
-      "/": () => { this.showPanel("text"); this.text.openFind(); },
+      "/": () => {
+        this.showPanel("text");
+        this.text.openFind();
+      },
       "?": () => this.help.open(),
       ...both("l", log),
       ...both("m", pool),

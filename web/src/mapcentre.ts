@@ -50,7 +50,10 @@ export class MapCentre {
     context.store.on(["at"], (state) => {
       const { at } = state;
       const now = this.view.isWhole ? null : this.view.place;
-      const far = at === null || now === null ? at !== now : Math.abs(at.row - now.row) > 0.02 || Math.abs(at.col - now.col) > 0.02 || at.zoom !== now.zoom;
+      const far =
+        at === null || now === null
+          ? at !== now
+          : Math.abs(at.row - now.row) > 0.02 || Math.abs(at.col - now.col) > 0.02 || at.zoom !== now.zoom;
       if (far) this.view.start(at);
       this.legend.pooled(this.view.grid);
     });
@@ -66,7 +69,9 @@ export class MapCentre {
   heads(): HeadRef[] {
     const run = this.context.run.value;
     const { layer, head } = this.context.state;
-    return run && layer < run.info.layers.length ? [{ run, layer, head: Math.min(head, run.layer(layer).heads - 1) }] : [];
+    return run && layer < run.info.layers.length
+      ? [{ run, layer, head: Math.min(head, run.layer(layer).heads - 1) }]
+      : [];
   }
 
   update(): void {
@@ -85,7 +90,10 @@ export class MapCentre {
     const { grid } = this.view;
     const cells = grid.visible();
     const found: number[] = [];
-    const steps = [Math.max(1 << grid.lq, Math.ceil((cells.q1 - cells.q0) / 400)), Math.max(1 << grid.lk, Math.ceil((cells.k1 - cells.k0) / 400))];
+    const steps = [
+      Math.max(1 << grid.lq, Math.ceil((cells.q1 - cells.q0) / 400)),
+      Math.max(1 << grid.lk, Math.ceil((cells.k1 - cells.k0) / 400)),
+    ];
     for (let q = cells.q0; q < cells.q1; q += steps[0])
       for (let k = cells.k0; k < cells.k1; k += steps[1]) {
         const value = this.view.valueAt(grid.bin(q, k))?.value;
@@ -106,7 +114,15 @@ export class MapCentre {
       if (this.context.hover.value?.from === "map") this.context.hover.set(null);
       return;
     }
-    this.tooltip.show(this.heads(), cells, x, y, value, this.view.surface.getBoundingClientRect(), this.context.state.pool);
+    this.tooltip.show(
+      this.heads(),
+      cells,
+      x,
+      y,
+      value,
+      this.view.surface.getBoundingClientRect(),
+      this.context.state.pool,
+    );
     const one = single(cells);
     const before = this.context.hover.value;
     if (before?.from === "map" && before.cells?.q0 === cells.q0 && before.cells.k0 === cells.k0) return;
@@ -119,7 +135,14 @@ export class MapCentre {
     const [head] = this.heads();
     if (!head) return;
     try {
-      const found = (await head.run.source.peek(head.run.id, head.run.rev, head.layer, head.head, `${cells.q0}:${cells.q1}`, `${cells.k0}:${cells.k1}`)) as PatchPeek;
+      const found = (await head.run.source.peek(
+        head.run.id,
+        head.run.rev,
+        head.layer,
+        head.head,
+        `${cells.q0}:${cells.q1}`,
+        `${cells.k0}:${cells.k1}`,
+      )) as PatchPeek;
       if (!found.at) return;
       const [q, k] = found.at;
       this.tooltip.hide();

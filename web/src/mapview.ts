@@ -42,8 +42,16 @@ export class MapView {
   private overlay: HTMLCanvasElement;
   private rowBox = el("div", { class: "axis rows", attrs: { "aria-hidden": "true" } });
   private columnBox = el("div", { class: "axis columns", attrs: { "aria-hidden": "true" } });
-  private entropyStrip = el("canvas", { class: "strip entropy", attrs: { "aria-hidden": "true" }, title: "entropy of each query" });
-  private receivedStrip = el("canvas", { class: "strip received", attrs: { "aria-hidden": "true" }, title: "received by each key" });
+  private entropyStrip = el("canvas", {
+    class: "strip entropy",
+    attrs: { "aria-hidden": "true" },
+    title: "entropy of each query",
+  });
+  private receivedStrip = el("canvas", {
+    class: "strip received",
+    attrs: { "aria-hidden": "true" },
+    title: "received by each key",
+  });
   private badge = el("div", { class: "badge", attrs: { hidden: true } }, "refining");
   private failure = el("div", { class: "failure", attrs: { hidden: true, role: "alert" } });
   private mini: MiniMap;
@@ -70,7 +78,10 @@ export class MapView {
     const leaflet = el("div", { class: "leaflet" });
     this.surface = el(
       "div",
-      { class: "surface", attrs: { tabindex: 0, role: "application", "aria-label": name, "aria-roledescription": "attention map" } },
+      {
+        class: "surface",
+        attrs: { tabindex: 0, role: "application", "aria-label": name, "aria-roledescription": "attention map" },
+      },
       canvas,
       leaflet,
       this.overlay,
@@ -153,10 +164,13 @@ export class MapView {
       this.grid.height = old.height;
       this.go(kept);
     }
-    const floors = look.heads.map(({ run, layer, head }) => run.source.floor?.(layer, head) ?? run.layer(layer).floor ?? [0, 0]);
+    const floors = look.heads.map(
+      ({ run, layer, head }) => run.source.floor?.(layer, head) ?? run.layer(layer).floor ?? [0, 0],
+    );
     this.grid.most = look.tiles;
     this.grid.floor = [Math.max(...floors.map((f) => f[0])), Math.max(...floors.map((f) => f[1]))];
-    if (!before || before.run !== head.run || before.layer !== head.layer || before.head !== head.head) this.loadTracks(head);
+    if (!before || before.run !== head.run || before.layer !== head.layer || before.head !== head.head)
+      this.loadTracks(head);
     this.redraw();
   }
 
@@ -311,7 +325,8 @@ export class MapView {
     const zoom = this.map.getZoom();
     const fit = this.grid.fit(this.grid.width, this.grid.height);
     // A pinch may end between levels: bins are shown at whole pixels only.
-    const snapped = zoom <= fit + 0.2 ? fit : zoom >= 2 ? clamp(zoom, fit, MAX_ZOOM) : clamp(Math.round(zoom), fit, MAX_ZOOM);
+    const snapped =
+      zoom <= fit + 0.2 ? fit : zoom >= 2 ? clamp(zoom, fit, MAX_ZOOM) : clamp(Math.round(zoom), fit, MAX_ZOOM);
     if (Math.abs(snapped - zoom) > 1e-6) {
       if (snapped === fit) return this.whole(true);
       const place = this.place;
@@ -357,12 +372,20 @@ export class MapView {
       head.run
         .tracks(head.layer, head.head)
         .then((both) => {
-          if (this.look?.heads[0] !== head && (this.look?.heads[0]?.layer !== head.layer || this.look.heads[0].head !== head.head)) return;
+          if (
+            this.look?.heads[0] !== head &&
+            (this.look?.heads[0]?.layer !== head.layer || this.look.heads[0].head !== head.head)
+          )
+            return;
           const { queries } = head.run.layer(head.layer);
           const entropy = both.subarray(0, queries);
           const received = both.subarray(queries);
           const largest = (values: Float32Array) => values.reduce((a, b) => Math.max(a, b), 0);
-          this.tracks = { entropy: running(entropy), received: running(received), most: [largest(entropy), largest(received)] };
+          this.tracks = {
+            entropy: running(entropy),
+            received: running(received),
+            most: [largest(entropy), largest(received)],
+          };
           this.redraw();
         })
         .catch((error) => {
@@ -402,7 +425,9 @@ export class MapView {
     // Asked first: to set what is already so costs the page a new style, with every frame.
     if (this.badge.hidden !== idle) this.badge.hidden = idle;
     if (this.badge.dataset.kind !== kind) this.badge.dataset.kind = kind;
-    const title = refining ? "an estimate from a few rows; the exact picture is being computed" : "finer tiles are on their way";
+    const title = refining
+      ? "an estimate from a few rows; the exact picture is being computed"
+      : "finer tiles are on their way";
     if (this.badge.title !== title) this.badge.title = title;
     if (failed === null && this.failure.hidden) return;
     if (failed !== null && this.failure.dataset.text !== failed) {
@@ -554,7 +579,11 @@ export class MapView {
 }
 
 function button(name: string, title: string, click: () => void): HTMLButtonElement {
-  return el("button", { class: "icon-button", title, attrs: { type: "button", "aria-label": title }, on: { click } }, icon(name));
+  return el(
+    "button",
+    { class: "icon-button", title, attrs: { type: "button", "aria-label": title }, on: { click } },
+    icon(name),
+  );
 }
 
 export { single };

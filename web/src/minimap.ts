@@ -53,7 +53,8 @@ export class MiniMap {
       const image = new ImageData(columns, rows);
       const pixels = new Uint32Array(image.data.buffer);
       const table = thumbTable({ ...scale, difference: false });
-      for (let y = 0; y < rows; y++) for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
+      for (let y = 0; y < rows; y++)
+        for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
       small.getContext("2d")!.putImageData(image, 0, 0);
     }
     context.clearRect(0, 0, SIDE, SIDE);
@@ -64,7 +65,10 @@ export class MiniMap {
     const y = (q0 / grid.queries) * height;
     const w = Math.max(((k1 - k0) / grid.keys) * width, 5);
     const h = Math.max(((q1 - q0) / grid.queries) * height, 5);
-    for (const [line, color] of [[3, "rgba(0,0,0,.8)"], [1.5, "#fff"]] as const) {
+    for (const [line, color] of [
+      [3, "rgba(0,0,0,.8)"],
+      [1.5, "#fff"],
+    ] as const) {
       context.lineWidth = line;
       context.strokeStyle = color;
       context.strokeRect(x, y, w, h);

@@ -14,7 +14,8 @@ export function drawOverlay(canvas: HTMLCanvasElement, grid: Grid, look: MapLook
   context.clip();
   const head = look.heads[0];
   const layer = head?.run.layer(head.layer);
-  if (look.diagonal && layer && !layer.cross && grid.cw < 8) diagonal(context, grid, layer.keys - layer.queries, look.scale.dark);
+  if (look.diagonal && layer && !layer.cross && grid.cw < 8)
+    diagonal(context, grid, layer.keys - layer.queries, look.scale.dark);
   for (const q of look.q) band(context, grid, q, true, look.scale.dark);
   if (look.k !== null) band(context, grid, look.k, false, look.scale.dark);
   if (look.k !== null) for (const q of look.q) ring(context, grid, q, look.k, look.scale.dark);

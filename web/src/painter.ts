@@ -194,7 +194,17 @@ export class Painter {
       const full = TILE * grid.cw * 2 ** grid.lk * ratio;
       const wide = ((x1 - x0) / full) * part;
       const high = ((y1 - y0) / (TILE * grid.ch * 2 ** grid.lq * ratio)) * part;
-      context.drawImage(this.picture(refs.map(tileKey).join("-"), values), sx, sy, wide, high, x0, y0, x1 - x0, y1 - y0);
+      context.drawImage(
+        this.picture(refs.map(tileKey).join("-"), values),
+        sx,
+        sy,
+        wide,
+        high,
+        x0,
+        y0,
+        x1 - x0,
+        y1 - y0,
+      );
       return;
     }
     context.fillStyle = this.scale!.dark ? "#26262e" : "#eeedf0";
@@ -233,7 +243,7 @@ function hidden(head: HeadRef, lq: number, lk: number, y: number, x: number): bo
   const layer = head.run.layer(head.layer);
   if (!layer.causal) return false;
   const lastQuery = Math.min(((y + 1) * TILE) << lq, layer.queries) - 1;
-  return (x * TILE) * 2 ** lk > lastQuery + layer.keys - layer.queries;
+  return x * TILE * 2 ** lk > lastQuery + layer.keys - layer.queries;
 }
 
 // How much of a tile's last bin is beyond the map, in bins.

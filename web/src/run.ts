@@ -19,7 +19,8 @@ export class OpenRun {
     readonly info: RunInfo,
   ) {
     this.tokens = Tokens.of(source, info.id, info.revision, info.tokens, false);
-    this.memory = info.memory_tokens === null ? null : Tokens.of(source, info.id, info.revision, info.memory_tokens, true);
+    this.memory =
+      info.memory_tokens === null ? null : Tokens.of(source, info.id, info.revision, info.memory_tokens, true);
     let start = 0;
     for (const layer of info.layers) {
       this.starts.push(start);
@@ -76,7 +77,10 @@ export class OpenRun {
   // How many of the 64 bins the map fills, each way.
   thumbSize(layer: number): [number, number] {
     const { queries, keys } = this.layer(layer);
-    return [queries, keys].map((n) => Math.ceil(n / 2 ** Math.max(0, Math.ceil(Math.log2(n / THUMB))))) as [number, number];
+    return [queries, keys].map((n) => Math.ceil(n / 2 ** Math.max(0, Math.ceil(Math.log2(n / THUMB))))) as [
+      number,
+      number,
+    ];
   }
 
   thumbLargest(layer: number, head: number): number {

@@ -176,12 +176,35 @@ export interface Source {
   thumbs(run: string, rev: number): Promise<{ bytes: Uint8Array; estimate: boolean }>;
   tile(tile: TileRef, signal: AbortSignal): Promise<TileData>;
   row(run: string, rev: number, layer: number, head: number, q: number[], signal?: AbortSignal): Promise<Float32Array>;
-  column(run: string, rev: number, layer: number, head: number, k: number[], signal?: AbortSignal): Promise<Float32Array>;
+  column(
+    run: string,
+    rev: number,
+    layer: number,
+    head: number,
+    k: number[],
+    signal?: AbortSignal,
+  ): Promise<Float32Array>;
   tracks(run: string, rev: number, layer: number, head: number): Promise<Float32Array>;
-  peek(run: string, rev: number, layer: number, head: number, rows: string, cols: string, signal?: AbortSignal): Promise<CellPeek | PatchPeek>;
+  peek(
+    run: string,
+    rev: number,
+    layer: number,
+    head: number,
+    rows: string,
+    cols: string,
+    signal?: AbortSignal,
+  ): Promise<CellPeek | PatchPeek>;
   link(run: string, rev: number, layer: number, head: number): Promise<[number, number, number] | null>;
   rollout(run: string, rev: number, q: number[], signal?: AbortSignal): Promise<Float32Array>;
-  steps(run: string, rev: number, layer: number, head: number, q: number, top: number, k: number | null): Promise<StepsTable>;
+  steps(
+    run: string,
+    rev: number,
+    layer: number,
+    head: number,
+    q: number,
+    top: number,
+    k: number | null,
+  ): Promise<StepsTable>;
   exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string;
   file?(address: string): Promise<Response>; // what an address holds, where no link can lead there
 }
@@ -242,7 +265,14 @@ export class HttpSource implements Source {
   row(run: string, rev: number, layer: number, head: number, q: number[], signal?: AbortSignal): Promise<Float32Array> {
     return this.floats(`/api/runs/${run}/rows/${layer}/${head}?q=${q.join(",")}&rev=${rev}`, signal);
   }
-  column(run: string, rev: number, layer: number, head: number, k: number[], signal?: AbortSignal): Promise<Float32Array> {
+  column(
+    run: string,
+    rev: number,
+    layer: number,
+    head: number,
+    k: number[],
+    signal?: AbortSignal,
+  ): Promise<Float32Array> {
     return this.floats(`/api/runs/${run}/columns/${layer}/${head}?k=${k.join(",")}&rev=${rev}`, signal);
   }
   async tracks(run: string, rev: number, layer: number, head: number): Promise<Float32Array> {
@@ -250,17 +280,35 @@ export class HttpSource implements Source {
     if (answer.status === 202) throw new Later();
     return new Float32Array(await answer.arrayBuffer());
   }
-  peek(run: string, rev: number, layer: number, head: number, rows: string, cols: string, signal?: AbortSignal): Promise<CellPeek | PatchPeek> {
+  peek(
+    run: string,
+    rev: number,
+    layer: number,
+    head: number,
+    rows: string,
+    cols: string,
+    signal?: AbortSignal,
+  ): Promise<CellPeek | PatchPeek> {
     return this.json(`/api/runs/${run}/peek/${layer}/${head}?rows=${rows}&cols=${cols}&rev=${rev}`, { signal });
   }
   async link(run: string, rev: number, layer: number, head: number): Promise<[number, number, number] | null> {
-    const found = await this.json<{ link: [number, number, number] | null }>(`/api/runs/${run}/peek/${layer}/${head}?rev=${rev}`);
+    const found = await this.json<{ link: [number, number, number] | null }>(
+      `/api/runs/${run}/peek/${layer}/${head}?rev=${rev}`,
+    );
     return found.link;
   }
   rollout(run: string, rev: number, q: number[], signal?: AbortSignal): Promise<Float32Array> {
     return this.floats(`/api/runs/${run}/rollout?q=${q.join(",")}&rev=${rev}`, signal);
   }
-  steps(run: string, rev: number, layer: number, head: number, q: number, top: number, k: number | null): Promise<StepsTable> {
+  steps(
+    run: string,
+    rev: number,
+    layer: number,
+    head: number,
+    q: number,
+    top: number,
+    k: number | null,
+  ): Promise<StepsTable> {
     const key = k === null ? "" : `&k=${k}`;
     return this.json(`/api/runs/${run}/steps/${layer}/${head}?q=${q}&top=${top}${key}&rev=${rev}`);
   }
@@ -283,7 +331,12 @@ export class HttpSource implements Source {
       answer = await this.fetch(path, options);
     } catch (error) {
       if (error instanceof DOMException && error.name === "AbortError") throw error;
-      throw new Refused(0, { error: "The server does not answer", expected: "", got: "", try: "start it again, then Retry" });
+      throw new Refused(0, {
+        error: "The server does not answer",
+        expected: "",
+        got: "",
+        try: "start it again, then Retry",
+      });
     }
     if (answer.ok) return answer;
     let problem: Problem = { error: `The server says ${answer.status}`, expected: "", got: "", try: "" };

@@ -129,7 +129,12 @@ export function decode(hash: string): { state: Partial<State>; notices: string[]
     else notices.push("the place on the map is not understood");
   }
   const other = given.get("with")?.split(",");
-  if (other?.length === 3 && /^[\w-]{1,64}$/.test(other[0]) && Number.isInteger(+other[1]) && Number.isInteger(+other[2]))
+  if (
+    other?.length === 3 &&
+    /^[\w-]{1,64}$/.test(other[0]) &&
+    Number.isInteger(+other[1]) &&
+    Number.isInteger(+other[2])
+  )
     state.other = { run: other[0], layer: +other[1], head: +other[2] };
   if (given.get("diff") === "1") state.difference = true;
   if (given.get("diag") === "0") state.diagonal = false;

@@ -22,7 +22,8 @@ export class StepsView {
       this.later();
     });
     context.hover.on((hover) => {
-      for (const row of this.node.querySelectorAll<HTMLElement>("tr[data-k]")) row.classList.toggle("on", hover !== null && Number(row.dataset.k) === hover.k);
+      for (const row of this.node.querySelectorAll<HTMLElement>("tr[data-k]"))
+        row.classList.toggle("on", hover !== null && Number(row.dataset.k) === hover.k);
     });
   }
 
@@ -35,10 +36,14 @@ export class StepsView {
     const run = this.context.run.value;
     const { layer, head, q, k } = this.context.state;
     if (!run || !this.visible || layer >= run.info.layers.length) return;
-    if (!run.layer(layer).exact) return this.empty("The steps need q and k, which were not kept: watch with keep_qk=True.");
+    if (!run.layer(layer).exact)
+      return this.empty("The steps need q and k, which were not kept: watch with keep_qk=True.");
     if (!q.length) {
       const link = this.context.link.value;
-      return this.empty("Pin a query, or a cell of the map, to see how its numbers come about.", link ? ["Pin the strongest link", () => this.context.pin(link[0], link[1])] : null);
+      return this.empty(
+        "Pin a query, or a cell of the map, to see how its numbers come about.",
+        link ? ["Pin the strongest link", () => this.context.pin(link[0], link[1])] : null,
+      );
     }
     const query = q[q.length - 1];
     const now = ++this.asked;
@@ -56,7 +61,14 @@ export class StepsView {
 
   private empty(text: string, action: [string, () => void] | null = null): void {
     this.node.replaceChildren(
-      el("div", { class: "empty" }, el("p", {}, text), action ? el("button", { class: "button", attrs: { type: "button" }, on: { click: action[1] } }, action[0]) : null),
+      el(
+        "div",
+        { class: "empty" },
+        el("p", {}, text),
+        action
+          ? el("button", { class: "button", attrs: { type: "button" }, on: { click: action[1] } }, action[0])
+          : null,
+      ),
     );
   }
 
@@ -71,20 +83,46 @@ export class StepsView {
       "tr",
       {},
       el("th", { attrs: { scope: "col" } }, "key"),
-      ...columns.map((column) => el("th", { attrs: { scope: "col" }, class: column.kind }, column.heading, el("span", { class: "symbol" }, pretty(column.symbol)))),
+      ...columns.map((column) =>
+        el(
+          "th",
+          { attrs: { scope: "col" }, class: column.kind },
+          column.heading,
+          el("span", { class: "symbol" }, pretty(column.symbol)),
+        ),
+      ),
     );
     const rows = table.lines.map((line) => {
-      const name = line.key === null ? el("span", { class: "others" }, line.label) : el("span", {}, keys.element(line.key, 20), el("span", { class: "position" }, ` ${line.key.toLocaleString("en")}`));
-      const row = el("tr", { attrs: { "data-k": line.key }, class: line.hidden ? "hidden-key" : line.key === k ? "pinned" : "" }, el("th", { attrs: { scope: "row" } }, name), ...columns.map((column) => cell(column, line[column.name], most)));
+      const name =
+        line.key === null
+          ? el("span", { class: "others" }, line.label)
+          : el(
+              "span",
+              {},
+              keys.element(line.key, 20),
+              el("span", { class: "position" }, ` ${line.key.toLocaleString("en")}`),
+            );
+      const row = el(
+        "tr",
+        { attrs: { "data-k": line.key }, class: line.hidden ? "hidden-key" : line.key === k ? "pinned" : "" },
+        el("th", { attrs: { scope: "row" } }, name),
+        ...columns.map((column) => cell(column, line[column.name], most)),
+      );
       if (line.key !== null) {
         const key = line.key;
-        row.addEventListener("pointerenter", () => this.context.hover.set({ q: null, k: key, cells: null, from: "steps" }));
+        row.addEventListener("pointerenter", () =>
+          this.context.hover.set({ q: null, k: key, cells: null, from: "steps" }),
+        );
         row.addEventListener("pointerleave", () => this.context.hover.set(null));
         row.addEventListener("click", () => this.context.pinKey(key));
       }
       return row;
     });
-    const python = el("pre", { class: "python", attrs: { tabindex: 0, "aria-label": "this cell as Python" } }, el("code", {}, table.python ?? ""));
+    const python = el(
+      "pre",
+      { class: "python", attrs: { tabindex: 0, "aria-label": "this cell as Python" } },
+      el("code", {}, table.python ?? ""),
+    );
     const copy = el("button", { class: "button", attrs: { type: "button" } }, "Copy as Python");
     copy.addEventListener("click", () => {
       void navigator.clipboard?.writeText(table.python ?? "").then(
@@ -97,21 +135,78 @@ export class StepsView {
       el(
         "header",
         { class: "steps-head" },
-        el("h2", { class: "plain" }, "The output of ", el("q", {}, run.tokens.element(table.query, 24)), `, step by step: ${run.name(layer, head)}`),
-        el("p", { class: "fine" }, `the weights sum to ${show(table.total)}`, table.difference === null ? "" : `; the sum differs from the model’s own output by at most ${table.difference.toExponential(1)}`),
+        el(
+          "h2",
+          { class: "plain" },
+          "The output of ",
+          el("q", {}, run.tokens.element(table.query, 24)),
+          `, step by step: ${run.name(layer, head)}`,
+        ),
+        el(
+          "p",
+          { class: "fine" },
+          `the weights sum to ${show(table.total)}`,
+          table.difference === null
+            ? ""
+            : `; the sum differs from the model’s own output by at most ${table.difference.toExponential(1)}`,
+        ),
       ),
-      el("div", { class: "steps-q" }, el("span", { class: "label" }, "q ", el("span", { class: "symbol" }, pretty("q_i"))), vector(table.q, most.q)),
-      el("div", { class: "steps-scroll", attrs: { tabindex: 0, role: "region", "aria-label": "worked table" } }, el("table", { class: "steps-table" }, el("thead", {}, head_row), el("tbody", {}, ...rows))),
+      el(
+        "div",
+        { class: "steps-q" },
+        el("span", { class: "label" }, "q ", el("span", { class: "symbol" }, pretty("q_i"))),
+        vector(table.q, most.q),
+      ),
+      el(
+        "div",
+        { class: "steps-scroll", attrs: { tabindex: 0, role: "region", "aria-label": "worked table" } },
+        el("table", { class: "steps-table" }, el("thead", {}, head_row), el("tbody", {}, ...rows)),
+      ),
       table.sum
-        ? el("div", { class: "steps-q" }, el("span", { class: "label" }, "sum ", el("span", { class: "symbol" }, pretty("z_i"))), vector(table.sum, most.v))
-        : el("p", { class: "fine" }, "The values were not kept and the model is not at hand: the table ends with the weights."),
-      table.projection ? el("div", { class: "steps-q" }, el("span", { class: "label" }, "after the output projection, with all heads"), vector(table.projection, largestOf(table.projection))) : "",
+        ? el(
+            "div",
+            { class: "steps-q" },
+            el("span", { class: "label" }, "sum ", el("span", { class: "symbol" }, pretty("z_i"))),
+            vector(table.sum, most.v),
+          )
+        : el(
+            "p",
+            { class: "fine" },
+            "The values were not kept and the model is not at hand: the table ends with the weights.",
+          ),
+      table.projection
+        ? el(
+            "div",
+            { class: "steps-q" },
+            el("span", { class: "label" }, "after the output projection, with all heads"),
+            vector(table.projection, largestOf(table.projection)),
+          )
+        : "",
       el(
         "footer",
         { class: "steps-foot" },
-        more ? el("button", { class: "button", attrs: { type: "button" }, on: { click: () => { this.top = Math.min(512, this.top * 4); void this.load(); } } }, "More keys") : null,
+        more
+          ? el(
+              "button",
+              {
+                class: "button",
+                attrs: { type: "button" },
+                on: {
+                  click: () => {
+                    this.top = Math.min(512, this.top * 4);
+                    void this.load();
+                  },
+                },
+              },
+              "More keys",
+            )
+          : null,
         copy,
-        el("span", { class: "fine" }, table.python_key === undefined ? "" : `the weight of ${keys.label(table.python_key)} as Python`),
+        el(
+          "span",
+          { class: "fine" },
+          table.python_key === undefined ? "" : `the weight of ${keys.label(table.python_key)} as Python`,
+        ),
       ),
       python,
     );
@@ -124,24 +219,46 @@ interface Most {
 }
 
 function cell(column: StepsColumn, value: unknown, most: Most): HTMLElement {
-  if (value === null || value === undefined) return el("td", { class: column.kind }, column.name === "masked_score" ? "−∞" : "");
-  if (Array.isArray(value)) return el("td", { class: "vector" }, vector(value as number[], column.name === "k" ? most.q : most.v));
+  if (value === null || value === undefined)
+    return el("td", { class: column.kind }, column.name === "masked_score" ? "−∞" : "");
+  if (Array.isArray(value))
+    return el("td", { class: "vector" }, vector(value as number[], column.name === "k" ? most.q : most.v));
   const number = value as number;
-  return el("td", { class: column.kind, title: String(number) }, column.kind === "weight" ? show(number) : number.toFixed(3));
+  return el(
+    "td",
+    { class: column.kind, title: String(number) },
+    column.kind === "weight" ? show(number) : number.toFixed(3),
+  );
 }
 
 // A vector as coloured cells: blue below 0, orange above; its numbers are in the title.
 function vector(values: number[], most: number): HTMLElement {
   const shown = values.slice(0, FOLD);
-  const canvas = el("canvas", { class: "vector-cells", attrs: { width: shown.length, height: 1, role: "img", "aria-label": `vector of ${values.length}: ${values.slice(0, 8).map((x) => x.toFixed(2)).join(", ")}${values.length > 8 ? ", …" : ""}` } });
-  canvas.title = values.slice(0, 256).map((x) => x.toFixed(3)).join("  ");
+  const canvas = el("canvas", {
+    class: "vector-cells",
+    attrs: {
+      width: shown.length,
+      height: 1,
+      role: "img",
+      "aria-label": `vector of ${values.length}: ${values
+        .slice(0, 8)
+        .map((x) => x.toFixed(2))
+        .join(", ")}${values.length > 8 ? ", …" : ""}`,
+    },
+  });
+  canvas.title = values
+    .slice(0, 256)
+    .map((x) => x.toFixed(3))
+    .join("  ");
   const context = canvas.getContext("2d")!;
   shown.forEach((x, i) => {
     context.fillStyle = css(colorAt("difference", 0.5 + 0.5 * Math.max(-1, Math.min(1, x / (most || 1)))));
     context.fillRect(i, 0, 1, 1);
   });
   canvas.style.width = `${Math.min(shown.length * 4, 192)}px`;
-  return values.length > FOLD ? el("span", {}, canvas, el("span", { class: "fine" }, ` +${values.length - FOLD}`)) : canvas;
+  return values.length > FOLD
+    ? el("span", {}, canvas, el("span", { class: "fine" }, ` +${values.length - FOLD}`))
+    : canvas;
 }
 
 function largest(table: StepsTable, name: string, beside: number[]): number {
@@ -154,5 +271,10 @@ function largestOf(values: number[]): number {
 }
 
 function pretty(symbol: string): string {
-  return symbol.replace(/_ij/g, "ᵢⱼ").replace(/_i/g, "ᵢ").replace(/_j/g, "ⱼ").replace(/(?<=[a-zᵢⱼ])\.(?=[a-z])/g, "·").replace(/ \* /g, " ");
+  return symbol
+    .replace(/_ij/g, "ᵢⱼ")
+    .replace(/_i/g, "ᵢ")
+    .replace(/_j/g, "ⱼ")
+    .replace(/(?<=[a-zᵢⱼ])\.(?=[a-z])/g, "·")
+    .replace(/ \* /g, " ");
 }

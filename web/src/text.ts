@@ -22,18 +22,32 @@ export class TextView {
   readonly node: HTMLElement;
   private tabs = el("div", { class: "tabs small", attrs: { role: "tablist", "aria-label": "shade the text by" } });
   private about = el("p", { class: "about", attrs: { "aria-live": "off" } });
-  private body = el("div", { class: "text-body", attrs: { tabindex: 0, role: "group", "aria-label": "the text; arrow keys move the chosen token" } });
+  private body = el("div", {
+    class: "text-body",
+    attrs: { tabindex: 0, role: "group", "aria-label": "the text; arrow keys move the chosen token" },
+  });
   private scroller = el("div", { class: "text-scroll" }, this.body);
   private ruler = el("canvas", { class: "ruler", attrs: { "aria-hidden": "true" } });
   private table = el("table", { class: "top-keys" });
-  private find = el("input", { class: "find", attrs: { type: "search", placeholder: "find a token", "aria-label": "find a token", hidden: true } });
+  private find = el("input", {
+    class: "find",
+    attrs: { type: "search", placeholder: "find a token", "aria-label": "find a token", hidden: true },
+  });
   private blocks: HTMLElement[] = [];
   private shades: Float32Array | null = null;
   // What they are the shades of; what is chosen may be something else by now.
-  private of: { shade: Shade; layer: number; q: number[]; k: number | null } = { shade: "looks", layer: 0, q: [], k: null };
+  private of: { shade: Shade; layer: number; q: number[]; k: number | null } = {
+    shade: "looks",
+    layer: 0,
+    q: [],
+    k: null,
+  };
   private most = 1;
   private skipFirst = false;
-  private seen = new IntersectionObserver((entries) => this.appear(entries), { root: this.scroller, rootMargin: "600px 0px" });
+  private seen = new IntersectionObserver((entries) => this.appear(entries), {
+    root: this.scroller,
+    rootMargin: "600px 0px",
+  });
   private reshade = debounced(40, () => void this.load());
   private redraw = eachFrame(() => this.drawRuler());
   private asked = 0;
@@ -95,7 +109,8 @@ export class TextView {
     for (let i = 0; i < count; i++) {
       const block = el("div", { class: "block", attrs: { "data-block": i } });
       // A guess until it is drawn: forty tokens of text take about six lines of this width.
-      block.style.minHeight = count > 1 ? `${Math.round((Math.min(BLOCK, run.tokens.length - i * BLOCK) / 8) * 26)}px` : "";
+      block.style.minHeight =
+        count > 1 ? `${Math.round((Math.min(BLOCK, run.tokens.length - i * BLOCK) / 8) * 26)}px` : "";
       this.blocks.push(block);
     }
     // Those in view when a growing text gets longer are drawn at once: it must not blink.
@@ -150,7 +165,8 @@ export class TextView {
   private async load(): Promise<void> {
     const run = this.context.run.value;
     const { shade, layer, head } = this.context.state;
-    for (const tab of this.tabs.children) tab.setAttribute("aria-selected", String((tab as HTMLElement).dataset.shade === shade));
+    for (const tab of this.tabs.children)
+      tab.setAttribute("aria-selected", String((tab as HTMLElement).dataset.shade === shade));
     if (!run || layer >= run.info.layers.length) return;
     const { queries: q, key: k } = this.context;
     const now = ++this.asked;
@@ -200,11 +216,17 @@ export class TextView {
     const key = k ?? (q.length ? q[q.length - 1] : null);
     const words: Record<Shade, string> = {
       looks: q.length ? `what “${queries}” looks at` : "Point at a token, or click one, to see what it looks at.",
-      looked: key !== null ? `who looks at “${run.keyTokens(layer).label(key)}”` : "Point at a token to see who looks at it.",
+      looked:
+        key !== null ? `who looks at “${run.keyTokens(layer).label(key)}”` : "Point at a token to see who looks at it.",
       received: "how much each token received",
-      rollout: q.length ? `what fed “${queries}”, through all layers: heuristic, not proof of cause` : "Pin a token, then press R.",
+      rollout: q.length
+        ? `what fed “${queries}”, through all layers: heuristic, not proof of cause`
+        : "Pin a token, then press R.",
     };
-    const sink = this.skipFirst && this.shades ? `; first token ${Math.round((100 * this.shades[0]) / total(this.shades))} %, not shaded` : "";
+    const sink =
+      this.skipFirst && this.shades
+        ? `; first token ${Math.round((100 * this.shades[0]) / total(this.shades))} %, not shaded`
+        : "";
     this.about.textContent = problem || words[shade] + sink;
     this.about.classList.toggle("problem", problem !== "");
   }
@@ -253,7 +275,12 @@ export class TextView {
     const values = this.shades;
     const order = topOf(values, TOP);
     const most = values[order[0]] || 1;
-    const caption = { looks: "strongest keys", looked: "strongest queries", received: "received most", rollout: "fed it most" }[shade];
+    const caption = {
+      looks: "strongest keys",
+      looked: "strongest queries",
+      received: "received most",
+      rollout: "fed it most",
+    }[shade];
     const rows = order.map((i) => {
       const bar = el("span", { class: "bar" });
       bar.style.width = `${(100 * values[i]) / most}%`;
@@ -267,12 +294,22 @@ export class TextView {
       );
       row.addEventListener("pointerenter", () => this.context.hover.set(this.point(i, true)));
       row.addEventListener("pointerleave", () => this.context.hover.set(null));
-      row.addEventListener("click", () => (shade === "looked" ? this.context.pin(i, this.context.state.k) : this.context.pinKey(i)));
+      row.addEventListener("click", () =>
+        shade === "looked" ? this.context.pin(i, this.context.state.k) : this.context.pinKey(i),
+      );
       return row;
     });
     this.table.replaceChildren(
       el("caption", {}, caption),
-      el("thead", { class: "visually-hidden" }, el("tr", {}, ...["position", "token", "share", "weight"].map((name) => el("th", { attrs: { scope: "col" } }, name)))),
+      el(
+        "thead",
+        { class: "visually-hidden" },
+        el(
+          "tr",
+          {},
+          ...["position", "token", "share", "weight"].map((name) => el("th", { attrs: { scope: "col" } }, name)),
+        ),
+      ),
       el("tbody", {}, ...rows),
     );
   }
@@ -313,7 +350,12 @@ export class TextView {
     if (scrollHeight > clientHeight + 4) {
       context.strokeStyle = getComputedStyle(this.node).getPropertyValue("--ink2");
       context.lineWidth = ratio;
-      context.strokeRect(0.5, (scrollTop / scrollHeight) * device, width * ratio - 1, (clientHeight / scrollHeight) * device);
+      context.strokeRect(
+        0.5,
+        (scrollTop / scrollHeight) * device,
+        width * ratio - 1,
+        (clientHeight / scrollHeight) * device,
+      );
     }
   }
 
@@ -360,12 +402,15 @@ export class TextView {
     this.ruler.addEventListener("pointerdown", (event) => {
       const move = (moved: PointerEvent) => {
         const box = this.ruler.getBoundingClientRect();
-        this.scroller.scrollTop = ((moved.clientY - box.top) / box.height) * this.scroller.scrollHeight - this.scroller.clientHeight / 2;
+        this.scroller.scrollTop =
+          ((moved.clientY - box.top) / box.height) * this.scroller.scrollHeight - this.scroller.clientHeight / 2;
       };
       this.ruler.setPointerCapture(event.pointerId);
       move(event);
       this.ruler.addEventListener("pointermove", move);
-      this.ruler.addEventListener("pointerup", () => this.ruler.removeEventListener("pointermove", move), { once: true });
+      this.ruler.addEventListener("pointerup", () => this.ruler.removeEventListener("pointermove", move), {
+        once: true,
+      });
     });
     this.find.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
@@ -383,7 +428,14 @@ export class TextView {
     if (!run) return;
     const now = this.context.hover.value?.q ?? this.context.state.q[this.context.state.q.length - 1] ?? 0;
     const line = this.lineStep(now, event.key === "ArrowUp" ? -1 : 1);
-    const next = { ArrowRight: now + 1, ArrowLeft: now - 1, ArrowDown: line, ArrowUp: line, Home: 0, End: run.tokens.length - 1 }[event.key];
+    const next = {
+      ArrowRight: now + 1,
+      ArrowLeft: now - 1,
+      ArrowDown: line,
+      ArrowUp: line,
+      Home: 0,
+      End: run.tokens.length - 1,
+    }[event.key];
     if (next !== undefined) {
       const i = Math.min(Math.max(next, 0), run.tokens.length - 1);
       this.context.hover.set(this.point(i, false));

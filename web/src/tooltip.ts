@@ -21,7 +21,15 @@ export class Tooltip {
     this.last = "";
   }
 
-  show(heads: HeadRef[], cells: Cells, x: number, y: number, value: { value: number; estimate: boolean } | null, area: DOMRect, pool: string): void {
+  show(
+    heads: HeadRef[],
+    cells: Cells,
+    x: number,
+    y: number,
+    value: { value: number; estimate: boolean } | null,
+    area: DOMRect,
+    pool: string,
+  ): void {
     const head = heads[0];
     const key = JSON.stringify([cells, head.layer, head.head, head.run.id, value, pool, heads.length]);
     if (key !== this.last) {
@@ -47,14 +55,28 @@ export class Tooltip {
       const key = this.last;
       const rows = single(cells) ? `${cells.q0}` : `${cells.q0}:${cells.q1}`;
       const cols = single(cells) ? `${cells.k0}` : `${cells.k0}:${cells.k1}`;
-      const peek = await head.run.source.peek(head.run.id, head.run.rev, head.layer, head.head, rows, cols, this.stop.signal);
+      const peek = await head.run.source.peek(
+        head.run.id,
+        head.run.rev,
+        head.layer,
+        head.head,
+        rows,
+        cols,
+        this.stop.signal,
+      );
       if (key === this.last && !this.node.hidden) this.draw([head], cells, null, peek, "");
     } catch (error) {
       if (!aborted(error)) return; // the weight is there already; the rest stays out
     }
   }
 
-  private draw(heads: HeadRef[], cells: Cells, value: { value: number; estimate: boolean } | null, peek: CellPeek | PatchPeek | null, pool: string): void {
+  private draw(
+    heads: HeadRef[],
+    cells: Cells,
+    value: { value: number; estimate: boolean } | null,
+    peek: CellPeek | PatchPeek | null,
+    pool: string,
+  ): void {
     const head = heads[0];
     const [queries, keys] = [head.run.tokens, head.run.keyTokens(head.layer)];
     const about = (estimate: boolean) => (estimate ? "about " : "");
@@ -62,24 +84,53 @@ export class Tooltip {
     if (single(cells)) {
       const weight = peek && "weight" in peek ? (peek.weight ?? NaN) : (value?.value ?? null);
       lines.push(
-        el("div", { class: "pair" }, queries.element(cells.q0, 24), el("span", { class: "arrow" }, "→"), keys.element(cells.k0, 24)),
-        el("div", { class: "weight" }, weight === null ? "…" : heads.length === 2 ? signed(weight) : about(!head.run.source.live && weight > 0) + show(weight)),
+        el(
+          "div",
+          { class: "pair" },
+          queries.element(cells.q0, 24),
+          el("span", { class: "arrow" }, "→"),
+          keys.element(cells.k0, 24),
+        ),
+        el(
+          "div",
+          { class: "weight" },
+          weight === null
+            ? "…"
+            : heads.length === 2
+              ? signed(weight)
+              : about(!head.run.source.live && weight > 0) + show(weight),
+        ),
         el("div", { class: "fine" }, `query ${cells.q0.toLocaleString("en")}, key ${cells.k0.toLocaleString("en")}`),
       );
       if (peek && "rank" in peek && peek.rank)
         lines.push(
-          el("div", { class: "fine" }, `rank ${peek.rank.toLocaleString("en")} of ${peek.of!.toLocaleString("en")}${peek.score == null ? "" : `, score ${peek.score.toFixed(2)}`}`),
+          el(
+            "div",
+            { class: "fine" },
+            `rank ${peek.rank.toLocaleString("en")} of ${peek.of!.toLocaleString("en")}${peek.score == null ? "" : `, score ${peek.score.toFixed(2)}`}`,
+          ),
           el("div", { class: "fine" }, `entropy of the row ${(peek.entropy ?? 0).toFixed(2)}`),
         );
-      if (weight !== null && peek) this.found(`${queries.label(cells.q0)} to ${keys.label(cells.k0)}: ${show(weight)}${"rank" in peek && peek.rank ? `, rank ${peek.rank}` : ""}`);
+      if (weight !== null && peek)
+        this.found(
+          `${queries.label(cells.q0)} to ${keys.label(cells.k0)}: ${show(weight)}${"rank" in peek && peek.rank ? `, rank ${peek.rank}` : ""}`,
+        );
     } else {
-      const span = (a: number, b: number) => (b - a === 1 ? a.toLocaleString("en") : `${a.toLocaleString("en")} to ${(b - 1).toLocaleString("en")}`);
+      const span = (a: number, b: number) =>
+        b - a === 1 ? a.toLocaleString("en") : `${a.toLocaleString("en")} to ${(b - 1).toLocaleString("en")}`;
       const patch = peek as PatchPeek | null;
       lines.push(
         el("div", { class: "pair" }, `queries ${span(cells.q0, cells.q1)}`),
         el("div", { class: "pair" }, `keys ${span(cells.k0, cells.k1)}`),
       );
-      if (value && pool) lines.push(el("div", { class: "weight" }, Number.isNaN(value.value) ? "masked" : `${pool} ${about(value.estimate)}${show(value.value)}`));
+      if (value && pool)
+        lines.push(
+          el(
+            "div",
+            { class: "weight" },
+            Number.isNaN(value.value) ? "masked" : `${pool} ${about(value.estimate)}${show(value.value)}`,
+          ),
+        );
       if (patch && !patch.visible) {
         lines.push(el("div", { class: "weight" }, "masked"));
         this.found(`queries ${span(cells.q0, cells.q1)}, keys ${span(cells.k0, cells.k1)}: masked`);
@@ -87,11 +138,23 @@ export class Tooltip {
         const [q, k] = patch.at!;
         lines.push(
           el("div", { class: "weight" }, `mean ${show(patch.mean!)}`),
-          el("div", { class: "fine" }, `largest ${show(patch.max!)} at ${q.toLocaleString("en")}, ${k.toLocaleString("en")}`),
-          el("div", { class: "pair" }, queries.element(q, 20), el("span", { class: "arrow" }, "→"), keys.element(k, 20)),
+          el(
+            "div",
+            { class: "fine" },
+            `largest ${show(patch.max!)} at ${q.toLocaleString("en")}, ${k.toLocaleString("en")}`,
+          ),
+          el(
+            "div",
+            { class: "pair" },
+            queries.element(q, 20),
+            el("span", { class: "arrow" }, "→"),
+            keys.element(k, 20),
+          ),
           el("div", { class: "fine" }, "click goes there"),
         );
-        this.found(`queries ${span(cells.q0, cells.q1)}, keys ${span(cells.k0, cells.k1)}: mean ${show(patch.mean!)}, largest ${show(patch.max!)}`);
+        this.found(
+          `queries ${span(cells.q0, cells.q1)}, keys ${span(cells.k0, cells.k1)}: mean ${show(patch.mean!)}, largest ${show(patch.max!)}`,
+        );
       }
     }
     this.node.replaceChildren(...lines);

@@ -17,7 +17,9 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
 }
 
 async function fill(frame: HTMLIFrameElement, carrier: Carrier): Promise<void> {
-  const [script, style] = await Promise.all(["/static/app.js", "/static/app.css"].map(async (path) => (await carrier.ask(path)).text()));
+  const [script, style] = await Promise.all(
+    ["/static/app.js", "/static/app.css"].map(async (path) => (await carrier.ask(path)).text()),
+  );
   frame.srcdoc = [
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>Sightline</title>',
     `<style>${style.replaceAll("</", "<\\/")}</style></head><body><div id="app"></div>`,
