@@ -1,8 +1,9 @@
 // Builds the page into the Python package: a script and a style sheet, the docs of the API, and the notebook widget.
-import { build, context } from "esbuild";
+
 import { copyFile, mkdir, readdir, rm } from "node:fs/promises";
-import { fileURLToPath } from "node:url";
 import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { build, context } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const out = join(here, "..", "src", "sightline", "web", "static");

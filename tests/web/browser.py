@@ -40,7 +40,7 @@ def chromium() -> str:
 
 def build_page() -> None:
     """The page is built where it is not, or is older than its source."""
-    sources = [*(ROOT / "web" / "src").iterdir(), *(ROOT / "web" / "pages").iterdir()]
+    sources = [*(ROOT / "web" / "src").rglob("*.*"), *(ROOT / "web" / "pages").iterdir()]
     built = STATIC / "app.js"
     if built.exists() and built.stat().st_mtime >= max(path.stat().st_mtime for path in sources) and AXE.exists():
         return

@@ -2,12 +2,12 @@
 
 import { carried } from "./carrier";
 import { floorFor, type Scale } from "./colors";
-import { embeddedData, EmbeddedSource } from "./embedded";
+import { EmbeddedSource, embeddedData } from "./embedded";
 import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { Signal } from "./signals";
-import { HttpSource, sentence, type Source } from "./source";
+import { HttpSource, type Source, sentence } from "./source";
 import { decode, type State, Store } from "./state";
 
 export interface Hover {

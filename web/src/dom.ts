@@ -6,7 +6,7 @@ interface Options {
   class?: string;
   title?: string;
   attrs?: Record<string, string | number | boolean | null | undefined>;
-  on?: Record<string, (event: any) => void>;
+  on?: { [K in keyof HTMLElementEventMap]?: (event: HTMLElementEventMap[K]) => void };
 }
 
 export function el<K extends keyof HTMLElementTagNameMap>(
@@ -18,7 +18,8 @@ export function el<K extends keyof HTMLElementTagNameMap>(
   if (options.class) node.className = options.class;
   if (options.title) node.title = options.title;
   for (const [name, value] of Object.entries(options.attrs ?? {})) setAttr(node, name, value);
-  for (const [name, handler] of Object.entries(options.on ?? {})) node.addEventListener(name, handler);
+  for (const [name, handler] of Object.entries(options.on ?? {}))
+    node.addEventListener(name, handler as (event: Event) => void);
   node.append(...children.filter((child): child is Node | string => child != null && child !== false));
   return node;
 }

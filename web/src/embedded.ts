@@ -116,7 +116,10 @@ export class EmbeddedSource implements Source {
   async row(_run: string, _rev: number, layer: number, head: number, q: number[]): Promise<Float32Array> {
     const info = this.data.info.layers[layer];
     const row = new Float32Array(info.keys);
-    for (const query of q) this.rowOf(layer, head, query).forEach((value, i) => (row[i] += value));
+    for (const query of q) {
+      const one = this.rowOf(layer, head, query);
+      for (let i = 0; i < row.length; i++) row[i] += one[i];
+    }
     return row;
   }
 
@@ -205,7 +208,10 @@ export class EmbeddedSource implements Source {
 
   private bytesOf(key: string, packed: string): Uint8Array {
     let found = this.unpacked.get(key);
-    if (!found) this.unpacked.set(key, (found = bytes(packed)));
+    if (!found) {
+      found = bytes(packed);
+      this.unpacked.set(key, found);
+    }
     return found;
   }
 }

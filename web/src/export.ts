@@ -3,7 +3,7 @@
 import { colorAt, css, paper, rampColor, show } from "./colors";
 import type { Context } from "./context";
 import { el, svg } from "./dom";
-import { single, ticks, type Cells, type Grid } from "./grid";
+import { type Cells, type Grid, single, ticks } from "./grid";
 import type { Links } from "./links";
 import type { MapView } from "./mapview";
 import { sentence } from "./source";

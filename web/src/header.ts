@@ -223,6 +223,9 @@ export class Header {
     const problem = order.problem
       ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}`
       : "the run was taken back";
+    const dismiss = () => {
+      this.progress.hidden = true;
+    };
     this.progress.classList.toggle("problem", over);
     this.progress.replaceChildren(
       el("span", { class: "title" }, `${order.model}: ${order.title.slice(0, 50)}`),
@@ -234,7 +237,7 @@ export class Header {
         {
           class: "button quiet",
           attrs: { type: "button" },
-          on: { click: () => (over ? (this.progress.hidden = true) : void this.context.source.close(order.id)) },
+          on: { click: over ? dismiss : () => void this.context.source.close(order.id) },
         },
         over ? "Dismiss" : "Cancel",
       ),

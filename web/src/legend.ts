@@ -1,6 +1,6 @@
 // The legend: colours and what they mean, how cells are pooled, and the controls for both. Nothing here asks the server.
 
-import { css, rampColor, show, colorAt, weightAt } from "./colors";
+import { colorAt, css, rampColor, show, weightAt } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
 import type { Grid } from "./grid";
@@ -60,7 +60,7 @@ export class Legend {
 
   // How a pixel is made of cells, at this zoom.
   pooled(grid: Grid | null): void {
-    if (!grid || !grid.pooled) {
+    if (!grid?.pooled) {
       this.note.textContent = grid ? "one cell, one weight" : "";
       return;
     }

@@ -1,7 +1,7 @@
 // Tiles: at most four requests at a time, the nearest to the pointer first; what nobody looks at any more is aborted.
 
 import { clamp } from "./dom";
-import { aborted, Refused, sentence, type Source, type TileData, type TileRef } from "./source";
+import { aborted, Refused, type Source, sentence, type TileData, type TileRef } from "./source";
 
 const AT_ONCE = 4;
 // A usual screen shows about 20 tiles; the rest is for going back. A large one keeps twice what it shows, within bounds.

@@ -14,7 +14,7 @@ import { Links } from "./links";
 import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { sentence } from "./source";
-import { type Panel, type View, VIEWS } from "./state";
+import { type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
 

@@ -2,13 +2,13 @@
 
 import L from "leaflet";
 import { drawColumns, drawRows, drawStrip, type Marks, running } from "./axes";
+import type { Scale } from "./colors";
 import { clamp, eachFrame, el, icon } from "./dom";
 import { type Cells, Grid, MAX_ZOOM, single } from "./grid";
 import type { Loader } from "./loader";
 import { MiniMap } from "./minimap";
 import { drawOverlay } from "./overlay";
 import { type HeadRef, Painter } from "./painter";
-import type { Scale } from "./colors";
 import { Later, type Pool } from "./source";
 import type { Place } from "./state";
 

@@ -1,6 +1,6 @@
 // The whole map in a corner, with the part that is in view: drag it to go elsewhere.
 
-import { thumbTable, type Scale } from "./colors";
+import { type Scale, thumbTable } from "./colors";
 import { el } from "./dom";
 import type { Grid } from "./grid";
 import type { HeadRef } from "./painter";

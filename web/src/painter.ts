@@ -62,7 +62,8 @@ export class Painter {
     const wanted: Wanted[] = [];
     this.refining = false;
     this.waiting = 0;
-    const shown: TileRef[] = (this.shown = []);
+    const shown: TileRef[] = [];
+    this.shown = shown;
     this.failed = null;
     if (!heads.length || !this.scale) return wanted;
     const { lq, lk } = grid;

@@ -3,7 +3,7 @@
 import { colorAt, css, show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el } from "./dom";
-import { sentence, type StepsColumn, type StepsTable } from "./source";
+import { type StepsColumn, type StepsTable, sentence } from "./source";
 
 const FOLD = 64;
 

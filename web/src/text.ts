@@ -3,9 +3,9 @@
 import { show } from "./colors";
 import type { Context } from "./context";
 import { debounced, eachFrame, el } from "./dom";
-import { GLUED, NEW_LINE, SPECIAL } from "./tokens";
 import { aborted, sentence } from "./source";
 import type { Shade } from "./state";
+import { GLUED, NEW_LINE, SPECIAL } from "./tokens";
 
 const BLOCK = 512;
 const SINK = 0.3;
@@ -115,7 +115,7 @@ export class TextView {
     }
     // Those in view when a growing text gets longer are drawn at once: it must not blink.
     const drawn = [...this.body.children].map((block) => block.childElementCount > 0);
-    this.blocks.forEach((block, i) => (drawn[i] || i === 0) && this.drawBlock(block));
+    for (const [i, block] of this.blocks.entries()) if (drawn[i] || i === 0) this.drawBlock(block);
     this.body.replaceChildren(...this.blocks);
     for (const block of this.blocks) this.seen.observe(block);
     void this.load();
