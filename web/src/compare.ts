@@ -97,7 +97,7 @@ export class Compare {
       this.built = shape;
       const count = difference ? 1 : 2;
       for (let i = 0; i < count; i++) this.add(i);
-      for (const view of this.views) view.start(null);
+      for (const view of this.views) view.camera.start(null);
     }
     const { pool, diagonal, q, k } = this.context.state;
     const scale = this.context.scale(difference);
@@ -182,11 +182,11 @@ export class Compare {
   private follow(view: MapView, place: Place | null): void {
     for (const other of this.views) {
       if (other === view) continue;
-      if (!place) other.go(null);
+      if (!place) other.camera.go(null);
       else {
         const [from, to] = [view.grid, other.grid];
         const zoom = place.zoom + Math.round(Math.log2(Math.max(from.keys, 1) / Math.max(to.keys, 1)));
-        other.go({
+        other.camera.go({
           row: (place.row / from.queries) * to.queries,
           col: (place.col / from.keys) * to.keys,
           zoom: from.keys === to.keys ? place.zoom : zoom,

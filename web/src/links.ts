@@ -3,8 +3,8 @@
 import { show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el, svg } from "./dom";
+import { topOf } from "./shading";
 import { sentence } from "./source";
-import { topOf } from "./text";
 
 const WHOLE = 256;
 const AROUND = 128;

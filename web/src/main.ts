@@ -358,10 +358,10 @@ class App {
       "]": () => context.moveHead(0, 1),
       "{": () => context.moveHead(-1, 0),
       "}": () => context.moveHead(1, 0),
-      "+": () => map?.zoomBy(1),
-      "=": () => map?.zoomBy(1),
-      "-": () => map?.zoomBy(-1),
-      "0": () => map?.whole(true),
+      "+": () => map?.camera.zoomBy(1),
+      "=": () => map?.camera.zoomBy(1),
+      "-": () => map?.camera.zoomBy(-1),
+      "0": () => map?.camera.whole(true),
       "/": () => {
         this.showPanel("text");
         this.text.openFind();

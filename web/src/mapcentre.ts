@@ -49,12 +49,12 @@ export class MapCentre {
     context.store.on(["q", "k"], (state) => this.view.setPins(state.q, state.k));
     context.store.on(["at"], (state) => {
       const { at } = state;
-      const now = this.view.isWhole ? null : this.view.place;
+      const now = this.view.camera.isWhole ? null : this.view.camera.place;
       const far =
         at === null || now === null
           ? at !== now
           : Math.abs(at.row - now.row) > 0.02 || Math.abs(at.col - now.col) > 0.02 || at.zoom !== now.zoom;
-      if (far) this.view.start(at);
+      if (far) this.view.camera.start(at);
       this.legend.pooled(this.view.grid);
     });
     context.hover.on((hover) => {
@@ -81,7 +81,7 @@ export class MapCentre {
     const first = this.shown !== heads[0].run.id;
     this.shown = heads[0].run.id;
     this.view.show({ heads, scale: this.context.scale(), pool, diagonal, q, k, tiles: SHOWN });
-    if (first) this.view.start(at);
+    if (first) this.view.camera.start(at);
     this.legend.pooled(this.view.grid);
   }
 
@@ -146,7 +146,7 @@ export class MapCentre {
       if (!found.at) return;
       const [q, k] = found.at;
       this.tooltip.hide();
-      this.view.dive(q, k);
+      this.view.camera.dive(q, k);
       this.context.pin(q, k, add);
     } catch (error) {
       if (!aborted(error)) this.context.notice.set(sentence(error));

@@ -1,0 +1,55 @@
+// The whole text as a strip beside it: where it is shaded, and which part is in view. A drag scrolls.
+
+import { el } from "./dom";
+
+const WIDE = 10;
+
+export class Ruler {
+  readonly node = el("canvas", { class: "ruler", attrs: { "aria-hidden": "true" } });
+
+  constructor(
+    private scroller: HTMLElement,
+    private strength: (token: number) => number,
+  ) {
+    const { node } = this;
+    node.addEventListener("pointerdown", (event) => {
+      const move = (moved: PointerEvent) => {
+        const box = node.getBoundingClientRect();
+        const place = (moved.clientY - box.top) / box.height;
+        scroller.scrollTop = place * scroller.scrollHeight - scroller.clientHeight / 2;
+      };
+      node.setPointerCapture(event.pointerId);
+      move(event);
+      node.addEventListener("pointermove", move);
+      node.addEventListener("pointerup", () => node.removeEventListener("pointermove", move), { once: true });
+    });
+  }
+
+  draw(count: number): void {
+    const ratio = window.devicePixelRatio || 1;
+    const height = this.scroller.clientHeight;
+    this.node.width = WIDE * ratio;
+    this.node.height = height * ratio;
+    if (!count || !height) return;
+    const context = this.node.getContext("2d")!;
+    const ink = getComputedStyle(this.scroller);
+    context.fillStyle = ink.getPropertyValue("--accent");
+    const device = height * ratio;
+    for (let y = 0; y < device; y++) {
+      const first = Math.floor((y / device) * count);
+      const stop = Math.max(Math.floor(((y + 1) / device) * count), first + 1);
+      let most = 0;
+      for (let i = first; i < stop && i < count; i++) most = Math.max(most, this.strength(i));
+      if (!most) continue;
+      context.globalAlpha = most;
+      context.fillRect(0, y, WIDE * ratio, 1);
+    }
+    context.globalAlpha = 1;
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    if (scrollHeight <= clientHeight + 4) return;
+    context.strokeStyle = ink.getPropertyValue("--ink2");
+    context.lineWidth = ratio;
+    const [top, tall] = [(scrollTop / scrollHeight) * device, (clientHeight / scrollHeight) * device];
+    context.strokeRect(0.5, top, WIDE * ratio - 1, tall);
+  }
+}

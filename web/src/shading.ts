@@ -1,0 +1,73 @@
+// How strongly every token is shaded, by what, and in words. No element in here.
+
+import type { Shade } from "./state";
+
+const SINK = 0.3;
+const LEAST = 0.06;
+
+// What the shades are of; what is chosen may be something else by now.
+export interface Chosen {
+  shade: Shade;
+  layer: number;
+  q: number[];
+  k: number | null;
+}
+
+export class Shading {
+  readonly most: number = 0;
+  readonly skipsFirst: boolean = false;
+  private total = 0;
+
+  constructor(
+    readonly values: Float32Array | null,
+    readonly of: Chosen,
+  ) {
+    if (!values) return;
+    for (const value of values) if (value > 0) this.total += value;
+    // Else texts of causal models look blank: nearly all goes to their first token.
+    this.skipsFirst = of.shade !== "looked" && this.firstShare > SINK && values.length > 2;
+    for (let i = this.skipsFirst ? 1 : 0; i < values.length; i++) if (values[i] > this.most) this.most = values[i];
+  }
+
+  get firstShare(): number {
+    return this.values && this.total > 0 ? this.values[0] / this.total : 0;
+  }
+
+  // From 0 to 1; what would be hardly seen is 0.
+  strength(i: number): number {
+    const { values } = this;
+    if (!values || i >= values.length || !this.most || (i === 0 && this.skipsFirst)) return 0;
+    const strength = values[i] > 0 ? Math.min(1, (values[i] / this.most) ** 0.6) : 0;
+    return strength < LEAST ? 0 : strength;
+  }
+
+  // What is seen, in a sentence; or what to do to see something.
+  words(query: (i: number) => string, key: (i: number) => string): string {
+    const { shade, q, k } = this.of;
+    const queries = q.map(query).join(" + ");
+    const chosen = k ?? q.at(-1) ?? null;
+    const words: Record<Shade, string> = {
+      looks: q.length ? `what “${queries}” looks at` : "Point at a token, or click one, to see what it looks at.",
+      looked: chosen !== null ? `who looks at “${key(chosen)}”` : "Point at a token to see who looks at it.",
+      received: "how much each token received",
+      rollout: q.length
+        ? `what fed “${queries}”, through all layers: heuristic, not proof of cause`
+        : "Pin a token, then press R.",
+    };
+    return words[shade] + (this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)} %, not shaded` : "");
+  }
+}
+
+// The places of the largest, largest first; of equal ones the lower.
+export function topOf(values: Float32Array, n: number): number[] {
+  const best: number[] = [];
+  for (let i = 0; i < values.length; i++) {
+    const value = values[i];
+    if (!(value > 0) || (best.length === n && value <= values[best[n - 1]])) continue;
+    let at = best.length;
+    while (at > 0 && values[best[at - 1]] < value) at--;
+    best.splice(at, 0, i);
+    if (best.length > n) best.pop();
+  }
+  return best;
+}

@@ -1,0 +1,156 @@
+// The tokens of a text as one reads them, in blocks: of a long text only those near the view are drawn.
+
+import type { Context } from "./context";
+import { el } from "./dom";
+import { BYTES, GLUED, NEW_LINE, SPECIAL } from "./tokens";
+
+const BLOCK = 512;
+
+export class TextBody {
+  readonly node = el("div", {
+    class: "text-body",
+    attrs: { tabindex: 0, role: "group", "aria-label": "the text; arrow keys move the chosen token" },
+  });
+  readonly scroller = el("div", { class: "text-scroll" }, this.node);
+  private blocks: HTMLElement[] = [];
+  private seen = new IntersectionObserver((entries) => this.appear(entries), {
+    root: this.scroller,
+    rootMargin: "600px 0px",
+  });
+
+  constructor(
+    private context: Context,
+    private strength: (token: number) => number,
+  ) {}
+
+  rebuild(): void {
+    const run = this.context.run.value;
+    this.seen.disconnect();
+    this.blocks = [];
+    if (!run) return this.node.replaceChildren();
+    const count = Math.ceil(run.tokens.length / BLOCK);
+    for (let i = 0; i < count; i++) {
+      const block = el("div", { class: "block", attrs: { "data-block": i } });
+      // A guess until it is drawn: forty tokens of text take about six lines of this width.
+      block.style.minHeight =
+        count > 1 ? `${Math.round((Math.min(BLOCK, run.tokens.length - i * BLOCK) / 8) * 26)}px` : "";
+      this.blocks.push(block);
+    }
+    // Those in view when a growing text gets longer are drawn at once: it must not blink.
+    const drawn = [...this.node.children].map((block) => block.childElementCount > 0);
+    for (const [i, block] of this.blocks.entries()) if (drawn[i] || i === 0) this.drawBlock(block);
+    this.node.replaceChildren(...this.blocks);
+    for (const block of this.blocks) this.seen.observe(block);
+  }
+
+  // Tokens have arrived: what is drawn is drawn again with them.
+  fill(): void {
+    for (const block of this.drawn) this.drawBlock(block);
+  }
+
+  paint(): void {
+    for (const block of this.drawn) this.paintBlock(block);
+  }
+
+  mark(): void {
+    for (const block of this.drawn) this.markBlock(block);
+  }
+
+  reveal(i: number): void {
+    const block = this.blocks[Math.floor(i / BLOCK)];
+    if (!block) return;
+    if (!block.childElementCount) this.drawBlock(block);
+    const span = this.find(i);
+    if (!span) return;
+    const box = span.getBoundingClientRect();
+    const frame = this.scroller.getBoundingClientRect();
+    if (box.top < frame.top + 8 || box.bottom > frame.bottom - 8)
+      this.scroller.scrollTop += box.top - frame.top - frame.height / 2;
+  }
+
+  // The token above or below another one.
+  lineStep(i: number, by: number): number {
+    const span = this.find(i);
+    if (!span) return i + by;
+    const from = span.getBoundingClientRect();
+    let best = i + by;
+    let near = Infinity;
+    for (let j = i + by; j >= 0 && Math.abs(j - i) < 80; j += by) {
+      const other = this.find(j)?.getBoundingClientRect();
+      if (!other) break;
+      const lines = Math.abs(other.top - from.top);
+      if (lines < from.height / 2) continue;
+      if (lines > from.height * 2.2) break;
+      const gap = Math.abs(other.left - from.left);
+      if (gap < near) {
+        near = gap;
+        best = j;
+      }
+    }
+    return best;
+  }
+
+  private get drawn(): HTMLElement[] {
+    return this.blocks.filter((block) => block.childElementCount > 0);
+  }
+
+  private find(i: number): HTMLElement | null {
+    return this.node.querySelector<HTMLElement>(`[data-t="${i}"]`);
+  }
+
+  private appear(entries: IntersectionObserverEntry[]): void {
+    for (const entry of entries) {
+      const block = entry.target as HTMLElement;
+      if (entry.isIntersecting) {
+        if (!block.childElementCount) this.drawBlock(block);
+      } else if (this.blocks.length > 4 && block.childElementCount) {
+        block.style.minHeight = `${block.offsetHeight}px`;
+        block.replaceChildren();
+      }
+    }
+  }
+
+  private drawBlock(block: HTMLElement): void {
+    const run = this.context.run.value;
+    if (!run) return;
+    const first = Number(block.dataset.block) * BLOCK;
+    const stop = Math.min(first + BLOCK, run.tokens.length);
+    const parts: (Node | string)[] = [];
+    for (let i = first; i < stop; i++) {
+      const kind = run.tokens.kind(i);
+      const text = run.tokens.text(i);
+      if (kind & NEW_LINE) parts.push(el("br"));
+      else if (i && !(kind & GLUED)) parts.push(" ");
+      const name = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
+      const shown = kind & SPECIAL ? text : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t");
+      parts.push(el("span", { class: name, attrs: { "data-t": i } }, shown || "∅"));
+    }
+    block.replaceChildren(...parts);
+    block.style.minHeight = "";
+    this.paintBlock(block);
+    this.markBlock(block);
+  }
+
+  private paintBlock(block: HTMLElement): void {
+    for (const [i, span] of tokensOf(block)) {
+      const strength = this.strength(i);
+      span.style.setProperty("--s", strength ? strength.toFixed(3) : "0");
+    }
+  }
+
+  private markBlock(block: HTMLElement): void {
+    const { q, k } = this.context.state;
+    const hover = this.context.hover.value;
+    for (const [i, span] of tokensOf(block)) {
+      span.classList.toggle("query", q.includes(i));
+      span.classList.toggle("key", k === i);
+      span.classList.toggle("hover-query", hover?.q === i);
+      span.classList.toggle("hover-key", hover?.k === i);
+    }
+  }
+}
+
+function* tokensOf(block: HTMLElement): Generator<[number, HTMLElement]> {
+  for (const span of block.children as HTMLCollectionOf<HTMLElement>)
+    if (span.dataset.t !== undefined) yield [Number(span.dataset.t), span];
+}
