@@ -44,7 +44,7 @@ def build_page() -> None:
     built = STATIC / "app.js"
     if built.exists() and built.stat().st_mtime >= max(path.stat().st_mtime for path in sources) and AXE.exists():
         return
-    for command in (["npm", "ci"], ["npm", "run", "build"]):
+    for command in ([] if AXE.exists() else [["npm", "ci"]]) + [["npm", "run", "build"]]:
         done = subprocess.run(command, cwd=ROOT / "web", capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 

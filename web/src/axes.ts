@@ -92,7 +92,13 @@ function range(first: number, stop: number): number[] {
 }
 
 // Marked positions are always labelled; ticks too near to them give way.
-function withMarks(found: number[], marked: (number | null)[], first: number, stop: number, cell: number): number[] {
+export function withMarks(
+  found: number[],
+  marked: (number | null)[],
+  first: number,
+  stop: number,
+  cell: number,
+): number[] {
   const kept = [...new Set(marked.filter((i): i is number => i !== null && i >= first && i < stop))];
   return [...found.filter((i) => kept.every((m) => Math.abs(m - i) * cell >= APART / 2)), ...kept];
 }

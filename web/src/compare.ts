@@ -1,5 +1,6 @@
 // Two maps side by side, linked: heads, layers, models or texts; or the difference of two.
 
+import { onChange } from "./changes";
 import type { Context } from "./context";
 import { el } from "./dom";
 import { type Cells, single } from "./grid";
@@ -7,6 +8,7 @@ import { segmented } from "./legend";
 import { SHOWN } from "./loader";
 import { MapView } from "./mapview";
 import type { HeadRef } from "./painter";
+import { counterpart, samePlace, sameTokens } from "./pairs";
 import type { RunShort } from "./source";
 import type { Place } from "./state";
 import { Tooltip } from "./tooltip";
@@ -33,16 +35,16 @@ export class Compare {
       el("div", { class: "compare-bar" }, this.pickers, this.mode.node),
       this.maps,
     );
-    context.run.on(() => this.update());
-    context.other.on(() => this.update());
-    context.portraits.on(() => this.update());
-    context.tokens.on(() => this.update());
-    context.dark.on(() => this.update());
+    onChange(context.run, () => this.update());
+    onChange(context.other, () => this.update());
+    onChange(context.portraits, () => this.update());
+    onChange(context.tokens, () => this.update());
+    onChange(context.dark, () => this.update());
     context.store.on(
       ["layer", "head", "other", "difference", "pool", "scale", "lo", "hi", "map", "q", "k", "diagonal"],
       () => this.update(),
     );
-    context.hover.on((hover) => {
+    onChange(context.hover, (hover) => {
       if (!hover || hover.from.startsWith("compare")) return;
       for (const view of this.views)
         view.setHover(hover.q === null || hover.k === null ? null : view.grid.bin(hover.q, hover.k));
@@ -136,14 +138,9 @@ export class Compare {
     this.maps.append(el("section", { class: "compare-side" }, el("h2", { class: "plain" }), view.node));
   }
 
-  // A pin applies to both: of the second map, by its relative position where the lengths differ.
+  // A pin applies to both: what is pinned are cells of the first.
   private own(view: MapView, cells: Cells): [number, number] {
-    const first = this.views[0].grid;
-    const { grid } = view;
-    return [
-      Math.floor(((cells.q0 + 0.5) / grid.queries) * first.queries),
-      Math.floor(((cells.k0 + 0.5) / grid.keys) * first.keys),
-    ];
+    return counterpart(cells.q0, cells.k0, view.grid, this.views[0].grid);
   }
 
   private hover(
@@ -162,37 +159,19 @@ export class Compare {
     else tooltip.hide();
     for (const other of this.views) {
       if (other === view) continue;
-      if (!cells) other.setHover(null);
-      else {
-        const q = Math.min(
-          Math.floor(((cells.q0 + 0.5) / view.grid.queries) * other.grid.queries),
-          other.grid.queries - 1,
-        );
-        const k = Math.min(Math.floor(((cells.k0 + 0.5) / view.grid.keys) * other.grid.keys), other.grid.keys - 1);
-        other.setHover(other.grid.bin(q, k));
-      }
+      const [q, k] = cells ? counterpart(cells.q0, cells.k0, view.grid, other.grid) : [0, 0];
+      other.setHover(cells && other.grid.bin(q, k));
     }
     if (cells && single(cells)) {
       const [q, k] = this.own(view, cells);
-      this.context.hover.set({ q, k, cells, from: "compare" });
-    } else if (!cells) this.context.hover.set(null);
+      this.context.point({ q, k, cells, from: "compare" });
+    } else if (!cells) this.context.point(null);
   }
 
-  // Linked by relative position: the same place of both, even if their lengths differ.
+  // Linked: the same place of both.
   private follow(view: MapView, place: Place | null): void {
-    for (const other of this.views) {
-      if (other === view) continue;
-      if (!place) other.camera.go(null);
-      else {
-        const [from, to] = [view.grid, other.grid];
-        const zoom = place.zoom + Math.round(Math.log2(Math.max(from.keys, 1) / Math.max(to.keys, 1)));
-        other.camera.go({
-          row: (place.row / from.queries) * to.queries,
-          col: (place.col / from.keys) * to.keys,
-          zoom: from.keys === to.keys ? place.zoom : zoom,
-        });
-      }
-    }
+    for (const other of this.views)
+      if (other !== view) other.camera.go(place && samePlace(place, view.grid, other.grid));
   }
 
   private invite(): void {
@@ -281,10 +260,4 @@ function label({ run, layer, head }: HeadRef): string {
 function clipped(places: number[], { run, layer }: HeadRef, queries: boolean): number[] {
   const info = run.layer(layer);
   return places.filter((i) => i < (queries ? info.queries : info.keys));
-}
-
-function sameTokens(a: HeadRef, b: HeadRef): boolean {
-  const [x, y] = [a.run.layer(a.layer), b.run.layer(b.layer)];
-  if (x.queries !== y.queries || x.keys !== y.keys) return false;
-  return a.run === b.run || a.run.tokens.texts.every((text, i) => text === b.run.tokens.texts[i]);
 }

@@ -1,12 +1,12 @@
 // What all views share: the state, the open run, what is pointed at, and what may be done from anywhere.
 
+import { batch, signal } from "@preact/signals-core";
 import { carried } from "./carrier";
 import { floorFor, type Scale } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
 import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
-import { Signal } from "./signals";
 import { HttpSource, type Source, sentence } from "./source";
 import { decode, type State, Store } from "./state";
 
@@ -20,16 +20,16 @@ export interface Hover {
 export class Context {
   readonly source: Source;
   readonly loader: Loader;
-  readonly run = new Signal<OpenRun | null>(null);
-  readonly other = new Signal<OpenRun | null>(null);
-  readonly hover = new Signal<Hover | null>(null);
-  readonly dark = new Signal(false);
-  readonly portraits = new Signal(0); // counts arrivals
-  readonly tokens = new Signal(0);
-  readonly notice = new Signal("");
-  readonly link = new Signal<[number, number, number] | null>(null);
-  readonly busy = new Signal(false);
-  readonly following = new Signal(false); // whether the newest token of a growing run is chosen as it comes
+  readonly run = signal<OpenRun | null>(null);
+  readonly other = signal<OpenRun | null>(null);
+  readonly hover = signal<Hover | null>(null);
+  readonly dark = signal(false);
+  readonly portraits = signal(0); // counts arrivals
+  readonly tokens = signal(0);
+  readonly notice = signal("");
+  readonly link = signal<[number, number, number] | null>(null);
+  readonly busy = signal(false);
+  readonly following = signal(false); // whether the newest token of a growing run is chosen as it comes
   readonly way = carried(); // to the kernel of a notebook, if this is a widget
   readonly store = new Store(this.way !== null);
   private opening = 0;
@@ -41,7 +41,7 @@ export class Context {
     const system = matchMedia("(prefers-color-scheme: dark)");
     const chosen = stored("theme");
     const apply = () => {
-      this.dark.set((stored("theme") ?? (system.matches ? "dark" : "light")) === "dark");
+      this.dark.value = (stored("theme") ?? (system.matches ? "dark" : "light")) === "dark";
       document.documentElement.dataset.theme = this.dark.value ? "dark" : "light";
     };
     if (chosen) document.documentElement.dataset.theme = chosen;
@@ -63,7 +63,7 @@ export class Context {
 
   switchTheme(): void {
     store("theme", this.dark.value ? "light" : "dark");
-    this.dark.set(!this.dark.value);
+    this.dark.value = !this.dark.value;
     document.documentElement.dataset.theme = this.dark.value ? "dark" : "light";
   }
 
@@ -72,7 +72,7 @@ export class Context {
     const open = this.run.value;
     if (open && open.id === id && !fresh) return;
     const now = ++this.opening;
-    this.busy.set(true);
+    this.busy.value = true;
     try {
       const info = await this.source.run(id);
       if (now !== this.opening) return;
@@ -80,23 +80,25 @@ export class Context {
       const run = new OpenRun(this.source, info);
       const thumbs = run.loadThumbs().then((estimate) => this.told(run, estimate));
       const portraits = run.loadPortraits().then(() => this.told(run, !run.portraits!.complete));
-      void run.tokens.load(() => this.tokens.set(this.tokens.value + 1));
-      void run.memory?.load(() => this.tokens.set(this.tokens.value + 1));
-      for (const work of [thumbs, portraits]) work.catch((error) => this.notice.set(sentence(error)));
+      void run.tokens.load(() => this.tokens.value++);
+      void run.memory?.load(() => this.tokens.value++);
+      for (const work of [thumbs, portraits]) work.catch((error) => this.say(sentence(error)));
       // Long maps of which nothing was computed yet are not waited for.
       if (fresh) await Promise.race([portraits, wait(2000)]).catch(() => undefined);
       if (now !== this.opening) return;
       const link = fresh ? await this.firstLink(run) : null;
       if (now !== this.opening) return;
-      this.run.quietly(run);
-      if (fresh) this.choose(run, link);
-      this.run.announce(open);
+      // All of it at once: no view may see this run with the head of the one before.
+      batch(() => {
+        if (fresh) this.choose(run, link);
+        this.run.value = run;
+      });
       this.findLink();
       if (fresh && !run.portraits) void portraits.then(() => this.chooseLate(run)).catch(() => undefined);
     } catch (error) {
-      this.notice.set(sentence(error));
+      this.say(sentence(error));
     } finally {
-      if (now === this.opening) this.busy.set(false);
+      if (now === this.opening) this.busy.value = false;
     }
   }
 
@@ -128,12 +130,11 @@ export class Context {
       .catch(() => undefined);
     await run.tokens.load(() => undefined);
     if (this.run.value !== open) return;
-    this.run.set(run);
-    this.tokens.set(this.tokens.value + 1);
-    if (this.following.value) {
-      const last = info.layers[0].queries - 1;
-      this.store.replace({ q: [last], k: null });
-    }
+    batch(() => {
+      this.run.value = run;
+      this.tokens.value++;
+      if (this.following.value) this.store.replace({ q: [info.layers[0].queries - 1], k: null });
+    });
   }
 
   // The summaries came after the first view: go to the head they name, unless someone has begun to look around.
@@ -147,7 +148,7 @@ export class Context {
   // The head to look at first, and its strongest link.
   private choose(run: OpenRun, link: [number, number, number] | null): void {
     const [layer, head] = run.portraits?.first ?? [0, 0];
-    this.link.set(link);
+    this.link.value = link;
     this.store.replace({
       run: run.id,
       layer,
@@ -164,7 +165,7 @@ export class Context {
 
   // Summaries have arrived; estimates are asked for again until they are exact.
   private told(run: OpenRun, estimate: boolean): void {
-    if (this.run.value === run) this.portraits.set(this.portraits.value + 1);
+    if (this.run.value === run) this.portraits.value++;
     if (!estimate) return;
     window.setTimeout(() => {
       if (this.run.value !== run) return;
@@ -182,16 +183,19 @@ export class Context {
   private async openOther(): Promise<void> {
     const { other } = this.state;
     if (!other || other.run === this.other.value?.id) return;
-    if (other.run === this.run.value?.id) return this.other.set(this.run.value);
+    if (other.run === this.run.value?.id) {
+      this.other.value = this.run.value;
+      return;
+    }
     try {
       const info = await this.source.run(other.run);
       const run = new OpenRun(this.source, info);
-      void run.tokens.load(() => this.tokens.set(this.tokens.value + 1));
-      this.other.set(run);
+      void run.tokens.load(() => this.tokens.value++);
+      this.other.value = run;
       await Promise.all([run.loadPortraits(), run.loadThumbs()]);
-      this.portraits.set(this.portraits.value + 1);
+      this.portraits.value++;
     } catch (error) {
-      this.notice.set(sentence(error));
+      this.say(sentence(error));
       this.store.replace({ other: null });
     }
   }
@@ -203,9 +207,11 @@ export class Context {
     run.source
       .link(run.id, run.rev, layer, head)
       .then((link) => {
-        if (this.run.value === run && this.state.layer === layer && this.state.head === head) this.link.set(link);
+        if (this.run.value === run && this.state.layer === layer && this.state.head === head) this.link.value = link;
       })
-      .catch(() => this.link.set(null));
+      .catch(() => {
+        this.link.value = null;
+      });
   }
 
   openHead(layer: number, head: number): void {
@@ -226,6 +232,15 @@ export class Context {
     if (id) this.store.push({ other: { run: id, layer, head }, view: "compare" });
   }
 
+  // What the pointer is over, in whichever view; null when it has left.
+  point(hover: Hover | null): void {
+    this.hover.value = hover;
+  }
+
+  say(notice: string): void {
+    this.notice.value = notice;
+  }
+
   // Hover previews, click pins, Esc releases.
   pin(q: number | null, k: number | null, add = false): void {
     const { state } = this;
@@ -242,7 +257,7 @@ export class Context {
   }
 
   release(): void {
-    if (this.hover.value) this.hover.set(null);
+    this.point(null);
     if (this.state.q.length || this.state.k !== null) this.store.push({ q: [], k: null });
   }
 

@@ -240,7 +240,7 @@ export class ExportDialog {
         download(found, name);
         window.setTimeout(() => URL.revokeObjectURL(found), 10_000);
       })
-      .catch((error) => this.context.notice.set(sentence(error)));
+      .catch((error) => this.context.say(sentence(error)));
   }
 
   private save(name: string, type: string, content: Blob | string): void {

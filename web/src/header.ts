@@ -1,5 +1,6 @@
 // The bar at the top: which run, a new text, which head, and what can be done with the view.
 
+import { onChange } from "./changes";
 import type { Context } from "./context";
 import { el, icon, svg } from "./dom";
 import { type Limits, type OrderInfo, type RunShort, sentence } from "./source";
@@ -75,7 +76,7 @@ export class Header {
     this.headSelect.addEventListener("change", () =>
       context.openHead(context.state.layer, Number(this.headSelect.value)),
     );
-    context.run.on(() => this.draw());
+    onChange(context.run, () => this.draw());
     context.store.on(["layer", "head"], () => this.draw());
   }
 
@@ -247,7 +248,9 @@ export class Header {
   private followSwitch(): HTMLElement {
     const box = el("input", { attrs: { type: "checkbox", id: "follow" } });
     box.checked = this.context.following.value;
-    box.addEventListener("change", () => this.context.following.set(box.checked));
+    box.addEventListener("change", () => {
+      this.context.following.value = box.checked;
+    });
     return el("label", { class: "follow", attrs: { for: "follow" } }, box, " follow");
   }
 
@@ -260,7 +263,7 @@ export class Header {
       if (this.runs.length) await this.context.open(this.runs[0].id, true);
       else location.assign("/");
     } catch (error) {
-      this.context.notice.set(sentence(error));
+      this.context.say(sentence(error));
     }
   }
 }

@@ -1,5 +1,6 @@
 // The Heads rail: every head as a thumbnail, ranked; the portrait of the one that is open, and those like it.
 
+import { onChange } from "./changes";
 import { css, rampColor, show, thumbTable } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
@@ -53,16 +54,16 @@ export class Heads {
     this.grid.addEventListener("pointerleave", () => (this.preview.hidden = true));
     this.grid.addEventListener("keydown", (event) => this.key(event));
     this.grid.addEventListener("focus", () => this.mark());
-    context.run.on(() => this.draw());
-    context.portraits.on(() => this.draw());
-    context.dark.on(() => this.draw());
+    onChange(context.run, () => this.draw());
+    onChange(context.portraits, () => this.draw());
+    onChange(context.dark, () => this.draw());
     context.store.on(["map"], () => this.draw());
     context.store.on(["layer", "head"], () => {
       this.mark();
       this.drawPortrait();
     });
-    context.link.on(() => this.drawPortrait());
-    context.tokens.on(() => this.drawPortrait());
+    onChange(context.link, () => this.drawPortrait());
+    onChange(context.tokens, () => this.drawPortrait());
     this.rank("interest");
   }
 

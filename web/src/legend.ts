@@ -1,9 +1,11 @@
 // The legend: colours and what they mean, how cells are pooled, and the controls for both. Nothing here asks the server.
 
+import { onChange } from "./changes";
 import { colorAt, css, rampColor, show, weightAt } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
 import type { Grid } from "./grid";
+import type { Pool } from "./source";
 import { MAPS } from "./state";
 
 export class Legend {
@@ -54,22 +56,12 @@ export class Legend {
       this.note,
     );
     context.store.on(["scale", "pool", "map", "lo", "hi", "difference", "view"], () => this.draw());
-    context.dark.on(() => this.draw());
+    onChange(context.dark, () => this.draw());
     this.draw();
   }
 
-  // How a pixel is made of cells, at this zoom.
-  pooled(grid: Grid | null): void {
-    if (!grid?.pooled) {
-      this.note.textContent = grid ? "one cell, one weight" : "";
-      return;
-    }
-    const [rows, columns] = [2 ** grid.lq, 2 ** grid.lk];
-    const { pool } = this.context.state;
-    this.note.textContent =
-      pool === "mean"
-        ? `mean of ${rows} × ${columns}: one weight of 1 shows as ${(1 / (rows * columns)).toPrecision(2)}. M = max`
-        : `largest of ${rows} × ${columns}. M = mean`;
+  pooled(grid: Grid): void {
+    this.note.textContent = poolingNote(grid, this.context.state.pool);
   }
 
   private bounds(): void {
@@ -78,7 +70,7 @@ export class Legend {
     const high = Number(this.hi.value);
     if (low > 0 && high > low && high <= 1) this.context.store.push({ lo: low, hi: high });
     else {
-      this.context.notice.set("bounds: 0 < lowest < highest ≤ 1");
+      this.context.say("bounds: 0 < lowest < highest ≤ 1");
       this.lo.value = String(lo);
       this.hi.value = String(hi);
     }
@@ -117,8 +109,17 @@ function bound(name: string): HTMLInputElement {
   });
 }
 
-function number(x: number): string {
-  return x >= 0.001 ? String(Number(x.toPrecision(3))) : x.toExponential().replace("e", "e");
+// A bound as it is typed: 0.25, or 1e-5.
+export function number(x: number): string {
+  return x >= 0.001 ? String(Number(x.toPrecision(3))) : x.toExponential();
+}
+
+// How a pixel is made of cells, at this zoom.
+export function poolingNote(grid: Grid, pool: Pool): string {
+  if (!grid.pooled) return "one cell, one weight";
+  const [rows, columns] = [2 ** grid.lq, 2 ** grid.lk];
+  if (pool === "max") return `largest of ${rows} × ${columns}. M = mean`;
+  return `mean of ${rows} × ${columns}: one weight of 1 shows as ${(1 / (rows * columns)).toPrecision(2)}. M = max`;
 }
 
 // A few choices side by side, one of them on.

@@ -1,5 +1,6 @@
 // Two columns of tokens and lines between them, as wide and as dark as the weight. Short texts whole, long ones in part.
 
+import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el, svg } from "./dom";
@@ -14,7 +15,7 @@ const LEAST = 0.02;
 const WIDE = 260;
 const NARROW = 110;
 
-interface Line {
+export interface Line {
   q: number;
   k: number;
   weight: number;
@@ -51,7 +52,7 @@ export class Links {
       column.addEventListener("pointerover", (event) => {
         const i = place(event);
         if (event.pointerType !== "touch")
-          this.context.hover.set(
+          this.context.point(
             i === null
               ? null
               : isQuery
@@ -59,7 +60,7 @@ export class Links {
                 : { q: null, k: i, cells: null, from: "links" },
           );
       });
-      column.addEventListener("pointerleave", () => this.context.hover.set(null));
+      column.addEventListener("pointerleave", () => this.context.point(null));
       column.addEventListener("click", (event) => {
         const i = place(event);
         if (i === null) return;
@@ -67,12 +68,12 @@ export class Links {
         else this.context.pinKey(i);
       });
     }
-    context.run.on(() => this.later());
-    context.tokens.on(() => this.later());
+    onChange(context.run, () => this.later());
+    onChange(context.tokens, () => this.later());
     context.store.on(["layer", "head", "run", "q"], () => this.later());
     context.store.on(["k"], () => this.mark());
-    context.hover.on(() => this.mark());
-    context.dark.on(() => this.mark());
+    onChange(context.hover, () => this.mark());
+    onChange(context.dark, () => this.mark());
   }
 
   show(visible: boolean): void {
@@ -220,8 +221,8 @@ export class Links {
             attrs: { type: "button" },
             on: {
               click: () => this.context.pinKey(k),
-              pointerenter: () => this.context.hover.set({ q: null, k, cells: null, from: "links" }),
-              pointerleave: () => this.context.hover.set(null),
+              pointerenter: () => this.context.point({ q: null, k, cells: null, from: "links" }),
+              pointerleave: () => this.context.point(null),
             },
           },
           keys.element(k),
@@ -256,7 +257,7 @@ export class Links {
 }
 
 // Per query at most eight, whichever tiles they came from.
-function strongest(lines: Line[]): Line[] {
+export function strongest(lines: Line[]): Line[] {
   const by = new Map<number, Line[]>();
   for (const line of lines) by.set(line.q, [...(by.get(line.q) ?? []), line]);
   return [...by.values()].flatMap((list) => list.sort((a, b) => b.weight - a.weight).slice(0, TOP));

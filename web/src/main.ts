@@ -1,5 +1,6 @@
 // The page: header, Heads, the centre with its tabs, Text; and the keyboard.
 
+import { onChange } from "./changes";
 import "leaflet/dist/leaflet.css";
 import "./style.css";
 import { floorFor, show } from "./colors";
@@ -130,7 +131,7 @@ class App {
     if (state.run) notices.push("the run of this address is not here");
     if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
     else this.header.invite();
-    if (notices.length) this.context.notice.set(notices.join("; "));
+    if (notices.length) this.context.say(notices.join("; "));
   }
 
   // An address is opened as it says; what cannot be is put right.
@@ -142,28 +143,28 @@ class App {
     const fitted = this.context.fit(run, { lo: floorFor(run.longest), hi: 1, ...state });
     this.context.store.replace(fitted.state);
     notices.push(...fitted.notices);
-    if (notices.length) this.context.notice.set(notices.join("; "));
+    if (notices.length) this.context.say(notices.join("; "));
   }
 
   private follow(): void {
     const { context } = this;
-    context.run.on((run) => this.root.classList.toggle("empty", !run));
-    context.busy.on((busy) => this.root.classList.toggle("busy", busy));
+    onChange(context.run, (run) => this.root.classList.toggle("empty", !run));
+    onChange(context.busy, (busy) => this.root.classList.toggle("busy", busy));
     context.store.on(["view"], () => this.showView());
-    context.notice.on((text) => {
+    onChange(context.notice, (text) => {
       if (!text) return;
       this.notice.textContent = text;
       this.notice.hidden = false;
       window.setTimeout(() => {
         this.notice.hidden = true;
-        context.notice.set("");
+        context.say("");
       }, 6000);
     });
     const tell = debounced(30, () => void this.state());
     context.store.on(["layer", "head", "q", "k", "run"], tell);
-    context.hover.on(tell);
-    context.tokens.on(tell);
-    context.portraits.on(tell);
+    onChange(context.hover, tell);
+    onChange(context.tokens, tell);
+    onChange(context.portraits, tell);
   }
 
   // "they" → "kids" 0.814 layer 3 head 1
@@ -282,8 +283,8 @@ class App {
   private share(): void {
     const address = this.context.store.address();
     navigator.clipboard?.writeText(address).then(
-      () => this.context.notice.set("the address of this view is copied"),
-      () => this.context.notice.set(address),
+      () => this.context.say("the address of this view is copied"),
+      () => this.context.say(address),
     );
   }
 

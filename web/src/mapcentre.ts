@@ -1,5 +1,6 @@
 // The Map tab: one map, its legend and its tooltip, tied to the state.
 
+import { onChange } from "./changes";
 import { weightAt } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
@@ -41,10 +42,10 @@ export class MapCentre {
     this.view.surface.append(this.tooltip.node);
     this.legend = new Legend(context, () => this.fitColours());
     this.node = el("div", { class: "centre-map" }, this.view.node, this.legend.node);
-    context.run.on(() => this.update());
-    context.tokens.on(() => this.update());
-    context.portraits.on(() => this.update());
-    context.dark.on(() => this.update());
+    onChange(context.run, () => this.update());
+    onChange(context.tokens, () => this.update());
+    onChange(context.portraits, () => this.update());
+    onChange(context.dark, () => this.update());
     context.store.on(["layer", "head", "pool", "scale", "lo", "hi", "map", "diagonal"], () => this.update());
     context.store.on(["q", "k"], (state) => this.view.setPins(state.q, state.k));
     context.store.on(["at"], (state) => {
@@ -57,7 +58,7 @@ export class MapCentre {
       if (far) this.view.camera.start(at);
       this.legend.pooled(this.view.grid);
     });
-    context.hover.on((hover) => {
+    onChange(context.hover, (hover) => {
       if (hover?.from === "map") return;
       if (!hover) return this.view.setHover(null);
       const q = hover.q ?? context.state.q[context.state.q.length - 1] ?? null;
@@ -111,7 +112,7 @@ export class MapCentre {
   private hover(cells: Cells | null, x: number, y: number, value: { value: number; estimate: boolean } | null): void {
     if (!cells) {
       this.tooltip.hide();
-      if (this.context.hover.value?.from === "map") this.context.hover.set(null);
+      if (this.context.hover.value?.from === "map") this.context.point(null);
       return;
     }
     this.tooltip.show(
@@ -126,7 +127,7 @@ export class MapCentre {
     const one = single(cells);
     const before = this.context.hover.value;
     if (before?.from === "map" && before.cells?.q0 === cells.q0 && before.cells.k0 === cells.k0) return;
-    this.context.hover.set({ q: one ? cells.q0 : null, k: one ? cells.k0 : null, cells, from: "map" });
+    this.context.point({ q: one ? cells.q0 : null, k: one ? cells.k0 : null, cells, from: "map" });
   }
 
   // A cell is pinned; of a bin, its largest cell is gone to.
@@ -149,7 +150,7 @@ export class MapCentre {
       this.view.camera.dive(q, k);
       this.context.pin(q, k, add);
     } catch (error) {
-      if (!aborted(error)) this.context.notice.set(sentence(error));
+      if (!aborted(error)) this.context.say(sentence(error));
     }
   }
 }

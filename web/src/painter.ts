@@ -240,7 +240,7 @@ export function reference(head: HeadRef, lq: number, lk: number, y: number, x: n
 }
 
 // Tiles that a causal mask hides are not asked for.
-function hidden(head: HeadRef, lq: number, lk: number, y: number, x: number): boolean {
+export function hidden(head: HeadRef, lq: number, lk: number, y: number, x: number): boolean {
   const layer = head.run.layer(head.layer);
   if (!layer.causal) return false;
   const lastQuery = Math.min(((y + 1) * TILE) << lq, layer.queries) - 1;
@@ -248,7 +248,7 @@ function hidden(head: HeadRef, lq: number, lk: number, y: number, x: number): bo
 }
 
 // How much of a tile's last bin is beyond the map, in bins.
-function ragged(length: number, level: number, tile: number, bins: number): number {
+export function ragged(length: number, level: number, tile: number, bins: number): number {
   const end = (tile * TILE + bins) * 2 ** level;
   return end > length ? (end - length) / 2 ** level : 0;
 }

@@ -1,7 +1,8 @@
 // What is looked at, in one object, kept in the address: a link shows exactly this.
 
+import { signal } from "@preact/signals-core";
+import { onChange } from "./changes";
 import type { MapName, ScaleName } from "./colors";
-import { Signal } from "./signals";
 import type { Pool } from "./source";
 
 export type View = "map" | "links" | "steps" | "compare";
@@ -146,13 +147,11 @@ function short(x: number): string {
 }
 
 export class Store {
-  readonly signal: Signal<State>;
-
+  readonly signal = signal(START);
   private past: State[] = [];
 
   // A page in a frame has no address of its own: it remembers its steps itself.
   constructor(private framed = false) {
-    this.signal = new Signal(START);
     window.addEventListener("popstate", () => this.arrive());
   }
 
@@ -171,7 +170,7 @@ export class Store {
 
   // Listen to some of the state only.
   on(keys: (keyof State)[], listener: (state: State, before: State) => void): () => void {
-    return this.signal.on((state, before) => {
+    return onChange(this.signal, (state, before) => {
       if (keys.some((key) => !same(state[key], before[key]))) listener(state, before);
     });
   }
@@ -179,7 +178,7 @@ export class Store {
   back(): void {
     if (!this.framed) return history.back();
     const before = this.past.pop();
-    if (before) this.signal.set(before);
+    if (before) this.signal.value = before;
   }
 
   address(): string {
@@ -192,12 +191,12 @@ export class Store {
     if (this.framed) {
       if (push && hash !== encode(this.now)) this.past = [...this.past.slice(-99), this.now];
     } else if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
-    this.signal.set(next);
+    this.signal.value = next;
   }
 
   private arrive(): void {
     const { state } = decode(location.hash);
-    this.signal.set({ ...START, lo: this.now.lo, hi: this.now.hi, ...state, run: state.run ?? this.now.run });
+    this.signal.value = { ...START, lo: this.now.lo, hi: this.now.hi, ...state, run: state.run ?? this.now.run };
   }
 }
 

@@ -1,5 +1,6 @@
 // The worked example for the chosen query, with the real numbers: q, k, v, score, weight, weighted value, sum.
 
+import { onChange } from "./changes";
 import { colorAt, css, show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el } from "./dom";
@@ -15,13 +16,13 @@ export class StepsView {
   private later = debounced(60, () => void this.load());
 
   constructor(private context: Context) {
-    context.run.on(() => this.later());
-    context.tokens.on(() => this.later());
+    onChange(context.run, () => this.later());
+    onChange(context.tokens, () => this.later());
     context.store.on(["layer", "head", "q", "k", "run"], (state, before) => {
       if (state.q !== before.q || state.layer !== before.layer || state.head !== before.head) this.top = 16;
       this.later();
     });
-    context.hover.on((hover) => {
+    onChange(context.hover, (hover) => {
       for (const row of this.node.querySelectorAll<HTMLElement>("tr[data-k]"))
         row.classList.toggle("on", hover !== null && Number(row.dataset.k) === hover.k);
     });
@@ -110,10 +111,8 @@ export class StepsView {
       );
       if (line.key !== null) {
         const key = line.key;
-        row.addEventListener("pointerenter", () =>
-          this.context.hover.set({ q: null, k: key, cells: null, from: "steps" }),
-        );
-        row.addEventListener("pointerleave", () => this.context.hover.set(null));
+        row.addEventListener("pointerenter", () => this.context.point({ q: null, k: key, cells: null, from: "steps" }));
+        row.addEventListener("pointerleave", () => this.context.point(null));
         row.addEventListener("click", () => this.context.pinKey(key));
       }
       return row;
@@ -126,8 +125,8 @@ export class StepsView {
     const copy = el("button", { class: "button", attrs: { type: "button" } }, "Copy as Python");
     copy.addEventListener("click", () => {
       void navigator.clipboard?.writeText(table.python ?? "").then(
-        () => this.context.notice.set("copied"),
-        () => this.context.notice.set("this browser does not let pages copy; select the text below"),
+        () => this.context.say("copied"),
+        () => this.context.say("this browser does not let pages copy; select the text below"),
       );
     });
     const more = table.lines.some((line) => line.key === null) && this.top < 512;

@@ -1,5 +1,6 @@
 // The Text panel: the text shaded by what a token looks at, who looks at it, what it received, or rollout.
 
+import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context, Hover } from "./context";
 import { clamp, debounced, eachFrame, el } from "./dom";
@@ -61,12 +62,12 @@ export class TextView {
       this.tabs.append(tab);
     }
     this.listen();
-    context.run.on(() => this.rebuild());
-    context.tokens.on(() => {
+    onChange(context.run, () => this.rebuild());
+    onChange(context.tokens, () => {
       this.body.fill();
       this.drawTable();
     });
-    context.hover.on((hover, before) => {
+    onChange(context.hover, (hover, before) => {
       if (hover?.q !== before?.q || hover?.k !== before?.k) {
         this.body.mark();
         this.reshade();
@@ -77,7 +78,7 @@ export class TextView {
       void this.load();
       if (state.q !== before.q && state.q.length) this.body.reveal(state.q[state.q.length - 1]);
     });
-    context.dark.on(() => this.paint());
+    onChange(context.dark, () => this.paint());
     new ResizeObserver(() => this.redraw()).observe(this.body.scroller);
     this.body.scroller.addEventListener("scroll", () => this.redraw());
   }
@@ -168,8 +169,8 @@ export class TextView {
         el("td", { class: "bars" }, el("span", { class: "track" }, bar)),
         el("td", { class: "number" }, show(values[i])),
       );
-      row.addEventListener("pointerenter", () => this.context.hover.set(this.point(i, true)));
-      row.addEventListener("pointerleave", () => this.context.hover.set(null));
+      row.addEventListener("pointerenter", () => this.context.point(this.point(i, true)));
+      row.addEventListener("pointerleave", () => this.context.point(null));
       row.addEventListener("click", () =>
         shade === "looked" ? this.context.pin(i, this.context.state.k) : this.context.pinKey(i),
       );
@@ -202,25 +203,25 @@ export class TextView {
     node.addEventListener("pointerover", (event) => {
       const i = token(event);
       if (event.pointerType === "touch") return;
-      this.context.hover.set(i === null ? null : this.point(i, false));
+      this.context.point(i === null ? null : this.point(i, false));
     });
-    node.addEventListener("pointerleave", () => this.context.hover.set(null));
+    node.addEventListener("pointerleave", () => this.context.point(null));
     node.addEventListener("click", (event) => {
       const i = token(event);
       if (i === null) return;
       const touch = (event as PointerEvent).pointerType === "touch";
       if (touch && tapped !== i) {
         tapped = i;
-        this.context.hover.set(this.point(i, false));
+        this.context.point(this.point(i, false));
         return;
       }
       tapped = -1;
-      if (touch) this.context.hover.set(null);
+      if (touch) this.context.point(null);
       if (event.altKey) this.context.pinKey(i);
       else this.context.pin(i, null, event.shiftKey);
     });
     node.addEventListener("keydown", (event) => this.key(event));
-    node.addEventListener("blur", () => this.context.hover.value?.from === "text" && this.context.hover.set(null));
+    node.addEventListener("blur", () => this.context.hover.value?.from === "text" && this.context.point(null));
     this.find.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
         this.find.hidden = true;
@@ -247,7 +248,7 @@ export class TextView {
     };
     if (event.key in steps) {
       const i = clamp(steps[event.key](), 0, last);
-      this.context.hover.set(this.point(i, false));
+      this.context.point(this.point(i, false));
       this.body.reveal(i);
     } else if (event.key === "Enter") this.context.pin(now, null, event.shiftKey);
     else return;
