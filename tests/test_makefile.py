@@ -22,6 +22,10 @@ FAILS = """#!/bin/sh
 echo "npm error network: no such registry" >&2
 exit 1
 """
+TELLS = """#!/bin/sh
+echo "npm $*" >> "{log}"
+case "$*" in *build) mkdir -p "{page}" && touch "{page}/index.html" ;; esac
+"""
 NEEDS_A_HOME = """#!/bin/sh
 echo "home is $HOME" >&2
 mkdir -p "$HOME/.npm" && echo "and can be written to" >&2
@@ -77,6 +81,45 @@ def test_the_demo_is_an_account_and_then_the_explorer(checkout: Checkout) -> Non
     assert code == 0, said
     assert said.index("sightline look") < said.index("sightline serve .venv/demo --port 1234")
     assert "could not" not in said
+
+
+def tells(checkout: Checkout) -> Path:
+    """Where an npm that builds writes what it was asked for."""
+    log = checkout.bin / "npm.log"
+    checkout.program(checkout.bin / "npm", TELLS.format(log=log, page=checkout.root / "src/sightline/web/static"))
+    return log
+
+
+def test_the_demo_installs_what_builds_the_page_and_no_more(checkout: Checkout) -> None:
+    log = tells(checkout)
+    assert checkout.make("demo")[0] == 0
+    install, build = log.read_text().splitlines()
+    assert install.startswith("npm ci --omit=dev ")
+    assert build == "npm run --silent build"
+    assert checkout.make("demo")[0] == 0
+    assert len(log.read_text().splitlines()) == 2, "neither is done twice"
+
+
+def test_check_and_test_look_at_the_page_too(checkout: Checkout) -> None:
+    log = tells(checkout)
+    for name in ("ruff", "mypy", "python"):
+        checkout.program(checkout.root / ".venv" / "bin" / name, f'#!/bin/sh\necho "{name} $*" >> "{log}"\n')
+    for stamp in ("dev", "warm", "chromium", "compiler"):
+        (checkout.root / ".venv" / f".stamp-{stamp}").touch()
+    code, said = checkout.make("check", "--jobs=1")
+    assert code == 0, said
+    install, *rest = log.read_text().splitlines()
+    assert install.startswith("npm ci ")
+    assert "--omit" not in install
+    assert rest == ["ruff check .", "ruff format --check .", "mypy ", "npm --prefix web run check"]
+    log.unlink()
+    code, said = checkout.make("test", "--jobs=1")
+    assert code == 0, said
+    done = log.read_text().splitlines()
+    assert "npm run --silent build" in done
+    assert not any("npm ci" in line for line in done), "what is there is not installed again"
+    assert done[-2] == "npm --prefix web test"
+    assert "pytest" in done[-1]
 
 
 @pytest.mark.parametrize(
