@@ -1,0 +1,109 @@
+import { batch, signal } from "@preact/signals-core";
+import { describe, expect, test, vi } from "vitest";
+import { onChange } from "../src/changes";
+import { Grid } from "../src/grid";
+import { number, poolingNote } from "../src/legend";
+import { counterpart, samePlace, sameTokens } from "../src/pairs";
+import { layer, run } from "./samples";
+
+describe("two maps", () => {
+  const short = { queries: 10, keys: 10 };
+  const long = { queries: 40, keys: 20 };
+
+  test("of one length point at the same cell", () => {
+    for (let i = 0; i < 10; i++) expect(counterpart(i, 9 - i, short, short)).toEqual([i, 9 - i]);
+  });
+
+  test("of two lengths point at the same relative position, and never beside the map", () => {
+    expect(counterpart(0, 0, short, long)).toEqual([2, 1]);
+    expect(counterpart(9, 9, short, long)).toEqual([38, 19]);
+    expect(counterpart(39, 19, long, short)).toEqual([9, 9]);
+  });
+
+  test("show the same part, one zoomed in further where it is shorter", () => {
+    const place = { row: 5, col: 5, zoom: 1 };
+    expect(samePlace(place, short, short)).toEqual(place);
+    expect(samePlace(place, short, long)).toEqual({ row: 20, col: 10, zoom: 0 });
+  });
+
+  test("have a difference only of the same tokens", () => {
+    const [a, b] = [run(), run()];
+    const head = (open: typeof a, index = 0) => ({ run: open, layer: index, head: 0 });
+    expect(sameTokens(head(a), head(a, 1))).toBe(true);
+    expect(sameTokens(head(a), head(b))).toBe(true);
+    b.tokens.texts[3] = "!";
+    expect(sameTokens(head(a), head(b))).toBe(false);
+    expect(sameTokens(head(a), head(run([layer(0, { keys: 5 })])))).toBe(false);
+  });
+});
+
+describe("the legend", () => {
+  test("says how a pixel is made of cells", () => {
+    const grid = Object.assign(new Grid(1000, 1000), { width: 500, height: 500 });
+    expect(poolingNote(grid, "mean")).toBe("one cell, one weight");
+    grid.zoom = -3;
+    expect(poolingNote(grid, "mean")).toBe("mean of 8 × 8: one weight of 1 shows as 0.016. M = max");
+    expect(poolingNote(grid, "max")).toBe("largest of 8 × 8. M = mean");
+  });
+
+  test.each([
+    [1, "1"],
+    [0.123456, "0.123"],
+    [1e-5, "1e-5"],
+    [2.5e-7, "2.5e-7"],
+  ])("writes a bound of %d as it would be typed", (x, text) => {
+    expect(number(x)).toBe(text);
+    expect(Number(number(x))).toBeCloseTo(x, 3);
+  });
+});
+
+describe("listening", () => {
+  test("begins with the first change, and tells what was before", () => {
+    const told = vi.fn();
+    const value = signal(1);
+    const stop = onChange(value, told);
+    value.value = 1;
+    expect(told).not.toHaveBeenCalled();
+    value.value = 2;
+    stop();
+    value.value = 3;
+    expect(told.mock.calls).toEqual([[2, 1]]);
+  });
+
+  test("hears of what changes at once when all of it has", () => {
+    const [run, head] = [signal("a"), signal(0)];
+    const seen: unknown[] = [];
+    onChange(run, () => seen.push([run.value, head.value]));
+    onChange(head, () => seen.push([run.value, head.value]));
+    batch(() => {
+      head.value = 7;
+      run.value = "b";
+    });
+    expect(seen).toEqual([
+      ["b", 7],
+      ["b", 7],
+    ]);
+  });
+
+  test("is to one value, whatever else is read", () => {
+    const [value, other] = [signal(0), signal(0)];
+    const told = vi.fn(() => other.value);
+    onChange(value, told);
+    value.value = 1;
+    other.value = 1;
+    expect(told).toHaveBeenCalledTimes(1);
+  });
+
+  test("of one that fails does not keep others from hearing", () => {
+    const value = signal(0);
+    const told = vi.fn();
+    onChange(value, () => {
+      throw new Error("broken");
+    });
+    onChange(value, told);
+    expect(() => {
+      value.value = 1;
+    }).toThrow("broken");
+    expect(told).toHaveBeenCalledTimes(1);
+  });
+});
