@@ -38,7 +38,7 @@ PAGE_PINS := $(wildcard web/package.json web/package-lock.json)
 # Two packages build it; the others check it, and come where that is asked for, so that the demo need not wait for them.
 NPM_BUILD := web/node_modules/.stamp-build
 NPM_TOOLS := web/node_modules/.stamp-tools
-NPM_FOR   := $(if $(filter test check format test-lowest,$(MAKECMDGOALS)),$(NPM_TOOLS),$(NPM_BUILD))
+NPM_FOR   := $(if $(filter test check format types test-lowest,$(MAKECMDGOALS)),$(NPM_TOOLS),$(NPM_BUILD))
 NPM       := npm --prefix web
 TRY_PAGE  := page-if-possible
 NO_PAGE   := $(VENV)/no-page.log
@@ -57,7 +57,7 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page docs tables wheel extras installs clean test-lowest $(TRY_PAGE)
+.PHONY: help demo test check format page types docs tables wheel extras installs clean test-lowest $(TRY_PAGE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ format: $(DEV) $(NPM_TOOLS) ## put the code into the one format, and fix what ca
 	$(NPM) run format
 
 page: $(PAGE) ## build the explorer's page
+
+types: $(DEV) $(NPM_TOOLS) ## the page's types of the server's answers, from the server's own description
+	$(BIN)/python web/describe.py
 
 docs: $(DOCS) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Built: site/index.html; with search: python3 -m http.server -d site"

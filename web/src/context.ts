@@ -7,7 +7,7 @@ import { EmbeddedSource, embeddedData } from "./embedded";
 import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
-import { HttpSource, type Source, sentence } from "./source";
+import { HttpSource, isRun, type Source, sentence } from "./source";
 import { decode, type State, Store } from "./state";
 
 export interface Hover {
@@ -76,7 +76,7 @@ export class Context {
     try {
       const info = await this.source.run(id);
       if (now !== this.opening) return;
-      if (info.state !== "done") throw new Error(`this run is ${info.state}`);
+      if (!isRun(info)) throw new Error(`this run is ${info.state}`);
       const run = new OpenRun(this.source, info);
       const thumbs = run.loadThumbs().then((estimate) => this.told(run, estimate));
       const portraits = run.loadPortraits().then(() => this.told(run, !run.portraits!.complete));
@@ -112,11 +112,7 @@ export class Context {
     const open = this.run.value;
     if (!open || open.id !== id) return this.open(id, true);
     const info = await this.source.run(id);
-    if (
-      this.run.value !== open ||
-      info.state !== "done" ||
-      (info.revision === open.rev && info.growing === open.info.growing)
-    )
+    if (this.run.value !== open || !isRun(info) || (info.revision === open.rev && info.growing === open.info.growing))
       return;
     const run = new OpenRun(this.source, info);
     run.inherit(open);
@@ -189,6 +185,7 @@ export class Context {
     }
     try {
       const info = await this.source.run(other.run);
+      if (!isRun(info)) throw new Error(`the run beside it is ${info.state}`);
       const run = new OpenRun(this.source, info);
       void run.tokens.load(() => this.tokens.value++);
       this.other.value = run;

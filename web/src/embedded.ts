@@ -68,7 +68,7 @@ export class EmbeddedSource implements Source {
   }
 
   async limits(): Promise<Limits> {
-    return { text_bytes: 0, runs: 1, models: [] };
+    return { text_bytes: 0, runs: 1, queued: 0, tokens_a_page: 0, waiting_tiles: 0, tile: 256, models: [] };
   }
   async runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[] }> {
     return { runs: [this.data.info], orders: [] };

@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import type { Context } from "./context";
 import { el, icon, svg } from "./dom";
-import { type Limits, type OrderInfo, type RunShort, sentence } from "./source";
+import { isRun, type Limits, type OrderInfo, type RunShort, sentence } from "./source";
 
 export const EXAMPLE = "The kids were scared of the lions, so they left right away.";
 
@@ -186,7 +186,7 @@ export class Header {
     if (this.growing) return;
     this.growing = true;
     try {
-      if ((await this.context.source.run(id)).state === "done") {
+      if (isRun(await this.context.source.run(id))) {
         this.settle();
         if (!this.runs.some((run) => run.id === id)) await this.refresh();
         await this.context.grow(id);

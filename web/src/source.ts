@@ -1,80 +1,25 @@
 // Where numbers come from. Views know only this interface; the server is one carrier of it.
 
+import type { components } from "./api";
 import type { Ask } from "./carrier";
 
-export interface LayerInfo {
-  index: number;
-  name: string;
-  heads: number;
-  numbers: number[];
-  queries: number;
-  keys: number;
-  cross: boolean;
-  exact: boolean;
-  causal: boolean;
-  normalizer: string;
-  floor: [number, number] | null;
-}
+// What the server describes; raw numbers it does not.
+type Shapes = components["schemas"];
+export type LayerInfo = Shapes["Layer"];
+export type RunInfo = Shapes["Run"];
+export type RunShort = Shapes["RunInShort"];
+export type OrderInfo = Shapes["Order"];
+export type Limits = Shapes["Limits"];
+export type Portraits = Shapes["Portraits"];
+export type Measure = keyof Shapes["Measures"];
+export type TokenPage = Shapes["Tokens"];
+export type CellPeek = Shapes["Cell"];
+export type PatchPeek = Shapes["Patch"];
+export type StepsColumn = Shapes["StepsColumn"];
+export type StepsTable = Shapes["Steps"];
+export type Problem = Shapes["Problem"];
 
-export interface RunInfo {
-  id: string;
-  state: string;
-  model: string | null;
-  origin: string;
-  title: string;
-  text: string;
-  tokens: number;
-  memory_tokens: number | null;
-  layers: LayerInfo[];
-  unseen: Record<string, string>; // modules that attended without being caught, and why
-  revision: number;
-  growing: boolean;
-}
-
-export interface RunShort {
-  id: string;
-  model: string | null;
-  origin: string;
-  title: string;
-  tokens: number;
-  growing: boolean;
-  revision: number;
-}
-
-export interface OrderInfo {
-  id: string;
-  state: string;
-  stage: string;
-  done: number;
-  total: number;
-  position: number;
-  problem: Problem | null;
-  model: string;
-  title: string;
-}
-
-export interface Limits {
-  text_bytes: number;
-  runs: number;
-  models: { name: string; title: string; causal?: boolean }[];
-}
-
-export interface Portraits {
-  heads: Record<Measure, number | null>[][];
-  similar: [number, number, number][][][];
-  first: [number, number];
-  complete: boolean;
-}
-
-export type Measure = "entropy" | "spread" | "focus" | "first" | "previous" | "same" | "distance" | "induction";
 export type Pool = "mean" | "max" | "sum";
-
-export interface TokenPage {
-  from: number;
-  to: number;
-  texts: string[];
-  kinds: number[];
-}
 
 export interface TileRef {
   run: string;
@@ -91,55 +36,6 @@ export interface TileRef {
 export interface TileData {
   values: Float32Array | null; // null: the mask hides all of it
   estimate: boolean;
-}
-
-export interface CellPeek {
-  query: number;
-  key: number;
-  visible: boolean;
-  weight: number | null;
-  rank?: number;
-  of?: number;
-  score?: number | null;
-  entropy: number | null;
-}
-
-export interface PatchPeek {
-  visible: number;
-  cells: number;
-  mean?: number;
-  max?: number;
-  at?: [number, number];
-}
-
-export interface StepsColumn {
-  name: string;
-  heading: string;
-  symbol: string;
-  kind: "vector" | "number" | "weight";
-}
-
-export interface StepsTable {
-  query: number;
-  label: string;
-  columns: StepsColumn[];
-  lines: ({ label: string; key: number | null; hidden: boolean } & Record<string, unknown>)[];
-  q: number[];
-  total: number;
-  sum: number[] | null;
-  output: number[] | null;
-  difference: number | null;
-  has_values: boolean;
-  python?: string;
-  python_key?: number;
-  projection?: number[];
-}
-
-export interface Problem {
-  error: string;
-  expected: string;
-  got: string;
-  try: string;
 }
 
 // What the server said, or that there was none.
@@ -166,9 +62,9 @@ export interface Source {
   readonly live: boolean; // whether a server is behind it, with exact numbers
   floor?(layer: number, head: number): [number, number] | null;
   limits(): Promise<Limits>;
-  runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[] }>;
-  run(id: string): Promise<RunInfo>;
-  order(text: string, model: string, generate: number): Promise<{ id: string; position: number }>;
+  runs(): Promise<Shapes["Runs"]>;
+  run(id: string): Promise<RunInfo | OrderInfo>; // an order, until there is a run
+  order(text: string, model: string, generate: number): Promise<Shapes["Ordered"]>;
   close(id: string): Promise<void>;
   events(id: string, told: (order: OrderInfo) => void): () => void;
   tokens(run: string, rev: number, from: number, to: number, memory: boolean): Promise<TokenPage>;
@@ -222,13 +118,13 @@ export class HttpSource implements Source {
   limits(): Promise<Limits> {
     return this.json("/api/limits");
   }
-  runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[] }> {
+  runs(): Promise<Shapes["Runs"]> {
     return this.json("/api/runs");
   }
-  run(id: string): Promise<RunInfo> {
+  run(id: string): Promise<RunInfo | OrderInfo> {
     return this.json(`/api/runs/${encodeURIComponent(id)}`);
   }
-  order(text: string, model: string, generate: number): Promise<{ id: string; position: number }> {
+  order(text: string, model: string, generate: number): Promise<Shapes["Ordered"]> {
     const body = JSON.stringify(generate ? { text, model, generate } : { text, model });
     return this.json("/api/runs", { method: "POST", body, headers: { "content-type": "application/json" } });
   }
@@ -292,9 +188,7 @@ export class HttpSource implements Source {
     return this.json(`/api/runs/${run}/peek/${layer}/${head}?rows=${rows}&cols=${cols}&rev=${rev}`, { signal });
   }
   async link(run: string, rev: number, layer: number, head: number): Promise<[number, number, number] | null> {
-    const found = await this.json<{ link: [number, number, number] | null }>(
-      `/api/runs/${run}/peek/${layer}/${head}?rev=${rev}`,
-    );
+    const found = await this.json<Shapes["Link"]>(`/api/runs/${run}/peek/${layer}/${head}?rev=${rev}`);
     return found.link;
   }
   rollout(run: string, rev: number, q: number[], signal?: AbortSignal): Promise<Float32Array> {
@@ -347,6 +241,11 @@ export class HttpSource implements Source {
     }
     throw new Refused(answer.status, problem, Number(answer.headers.get("retry-after") ?? 0));
   }
+}
+
+// What was asked for is there; else it is an order, and says where it stands.
+export function isRun(found: RunInfo | OrderInfo): found is RunInfo {
+  return "layers" in found;
 }
 
 export function aborted(error: unknown): boolean {

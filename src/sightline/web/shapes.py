@@ -1,0 +1,257 @@
+"""What the API answers, field by field: the page's types are made of this, and a test holds every answer to it.
+
+Raw numbers (tiles, rows, columns, thumbnails, tracks, rollout) and files have no shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict  # that of typing lacks what pydantic needs before Python 3.12
+
+# Nothing is answered that is not described; but the lines of the steps have a field for every column of their table.
+whole = with_config(ConfigDict(extra="forbid"))
+with_more = with_config(ConfigDict(extra="allow"))
+
+# Fields named by Python's own words cannot be written in a class.
+Problem = TypedDict("Problem", {"error": str, "expected": str, "got": str, "try": str})
+Tokens = TypedDict("Tokens", {"from": int, "to": int, "texts": list[str], "kinds": list[int]})
+
+
+@whole
+class Model(TypedDict):
+    """A model that can be run here."""
+
+    name: str
+    title: str
+    causal: NotRequired[bool]
+
+
+@whole
+class Limits(TypedDict):
+    """What the server allows."""
+
+    text_bytes: int
+    runs: int
+    queued: int
+    tokens_a_page: int
+    waiting_tiles: int
+    tile: int
+    models: list[Model]
+
+
+@whole
+class Order(TypedDict):
+    """Where an order stands."""
+
+    id: str
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    stage: str
+    done: int
+    total: int
+    position: int
+    problem: Problem | None
+    model: str
+    title: str
+
+
+@whole
+class RunInShort(TypedDict):
+    """A run, as the list of runs has it."""
+
+    id: str
+    model: str | None
+    origin: str
+    title: str
+    tokens: int
+    growing: bool
+    revision: int
+
+
+@whole
+class Runs(TypedDict):
+    """All runs, and the orders that wait or run."""
+
+    runs: list[RunInShort]
+    orders: list[Order]
+
+
+@whole
+class Ordered(TypedDict):
+    """An order that was taken: the id of its run, and its place in the queue."""
+
+    id: str
+    position: int
+
+
+@whole
+class Layer(TypedDict):
+    """One attention layer; `floor` are the lowest levels of its map that can be shown, if any."""
+
+    index: int
+    name: str
+    heads: int
+    numbers: list[int]
+    queries: int
+    keys: int
+    cross: bool
+    exact: bool
+    causal: bool
+    normalizer: str
+    floor: tuple[int, int] | None
+
+
+@whole
+class Run(TypedDict):
+    """A run: its model, its text, its layers, and what attended without being caught."""
+
+    id: str
+    state: Literal["done"]
+    model: str | None
+    origin: str
+    title: str
+    text: str
+    tokens: int
+    memory_tokens: int | None
+    layers: list[Layer]
+    unseen: dict[str, str]
+    revision: int
+    growing: bool
+
+
+@whole
+class Measures(TypedDict):
+    """What a head is like, as far as it is known."""
+
+    entropy: float | None
+    spread: float | None
+    focus: float | None
+    first: float | None
+    previous: float | None
+    same: float | None
+    distance: float | None
+    induction: float | None
+
+
+@whole
+class Portraits(TypedDict):
+    """Every head by layer: its measures, the heads most like it and how much; and the one to look at first."""
+
+    heads: list[list[Measures]]
+    similar: list[list[list[tuple[int, int, float]]]]
+    first: tuple[int, int]
+    complete: bool
+
+
+@whole
+class Cell(TypedDict):
+    """One cell of a map."""
+
+    query: int
+    key: int
+    visible: bool
+    weight: float | None
+    rank: NotRequired[int]
+    of: NotRequired[int]
+    score: NotRequired[float | None]
+    entropy: float | None
+
+
+@whole
+class Patch(TypedDict):
+    """A rectangle of a map, and where its largest weight is, if any cell of it is visible."""
+
+    visible: int
+    cells: int
+    mean: NotRequired[float]
+    max: NotRequired[float]
+    at: NotRequired[tuple[int, int]]
+
+
+@whole
+class Link(TypedDict):
+    """The strongest link of a head that is not a matter of course: query, key, weight."""
+
+    link: tuple[int, int, float] | None
+
+
+@whole
+class StepsColumn(TypedDict):
+    """One column of the worked table."""
+
+    name: str
+    heading: str
+    symbol: str
+    kind: Literal["vector", "number", "weight"]
+
+
+@with_more
+class StepsLine(TypedDict):
+    """One key of the worked table, or all the others together; and a number or vector for each column."""
+
+    label: str
+    key: int | None
+    hidden: bool
+
+
+@whole
+class Steps(TypedDict):
+    """How the output of one query comes about."""
+
+    query: int
+    label: str
+    head: int
+    heads: int
+    folded: bool
+    columns: list[StepsColumn]
+    lines: list[StepsLine]
+    q: list[float]
+    total: float
+    sum: list[float] | None
+    output: list[float] | None
+    difference: float | None
+    has_values: bool
+    python: NotRequired[str]
+    python_key: NotRequired[int]
+    projection: NotRequired[list[float]]
+
+
+# What each route answers, by its method and path; with which status, and as JSON or as events of it.
+ANSWERS: dict[tuple[str, str], tuple[Any, str, str]] = {
+    ("get", "/api/limits"): (Limits, "200", "application/json"),
+    ("get", "/api/runs"): (Runs, "200", "application/json"),
+    ("post", "/api/runs"): (Ordered, "202", "application/json"),
+    ("get", "/api/runs/{run}"): (Run | Order, "200", "application/json"),
+    ("get", "/api/runs/{run}/events"): (Order, "200", "text/event-stream"),
+    ("get", "/api/runs/{run}/tokens"): (Tokens, "200", "application/json"),
+    ("get", "/api/runs/{run}/portraits"): (Portraits, "200", "application/json"),
+    ("get", "/api/runs/{run}/peek/{layer}/{head}"): (Cell | Patch | Link, "200", "application/json"),
+    ("get", "/api/runs/{run}/steps/{layer}/{head}"): (Steps, "200", "application/json"),
+}
+
+
+def described(api: dict[str, Any]) -> dict[str, Any]:
+    """The description of the API (OpenAPI), with what its routes answer: for as long as they do not say so themselves.
+
+    >>> paths = {path: {method: {}} for method, path in ANSWERS if path != "/api/runs"}
+    >>> paths["/api/runs"] = {"get": {}, "post": {}}
+    >>> answers = described({"paths": paths})["paths"]["/api/limits"]["get"]["responses"]
+    >>> answers["200"]["content"]["application/json"]["schema"]
+    {'$ref': '#/components/schemas/Limits'}
+    """
+    kinds: list[tuple[Any, Any, TypeAdapter[Any]]] = [
+        (route, "serialization", TypeAdapter(answer)) for route, (answer, _, _) in ANSWERS.items()
+    ]
+    schemas, defined = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
+    paths = {path: dict(methods) for path, methods in api["paths"].items()}
+    for (method, path), (_, status, media) in ANSWERS.items():
+        answer = {
+            "description": "Successful Response",
+            "content": {media: {"schema": schemas[(method, path), "serialization"]}},
+        }
+        operation = paths[path][method]
+        paths[path][method] = {**operation, "responses": {**operation.get("responses", {}), status: answer}}
+    parts = api.get("components", {})
+    every = {**parts.get("schemas", {}), **defined.get("$defs", {})}
+    return {**api, "paths": paths, "components": {**parts, "schemas": {name: every[name] for name in sorted(every)}}}
