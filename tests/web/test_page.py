@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -406,12 +407,12 @@ def test_masked_zero_and_below_the_floor_differ(visit: Visit, add: Add) -> None:
 
 
 @contextmanager
-def asking(browser: Browser, model: str) -> Iterator[tuple[Visit, Service]]:
+def asking(browser: Browser, model: str, **options: Any) -> Iterator[tuple[Visit, Service]]:
     """A page that has no run yet, and a server with a model."""
     models = Models([model])
     service = Service(performer(models, lambda run: service.library.add(run)), models)
     server = Live(service)
-    visit = Visit(browser, server.base)
+    visit = Visit(browser, server.base, **options)
     try:
         visit.page.goto(server.base)
         yield visit, service
@@ -784,3 +785,93 @@ def test_what_was_not_seen_is_said_in_the_header(visit: Visit, live: Live, add: 
     assert "layers.7.attention: it is written by hand" in (note.get_attribute("title") or "")
     page.locator(".run-select").select_option(live.kids)  # type: ignore[attr-defined]
     note.wait_for(state="hidden")
+
+
+# The first five minutes
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_links_are_exported_as_they_are_seen(browser: Browser, live: Live, tmp_path: Path, scheme: str) -> None:
+    visit = Visit(browser, live.base, color_scheme=scheme)
+    try:
+        page = visit.open(at(live, L=3, H=1, q=10, view="links"))
+        page.wait_for_selector(".links-lines.isolated path.on", state="attached")
+        page.keyboard.press("e")
+        with page.expect_download() as caught:
+            page.click("dialog[open] button:text-is('SVG')")
+        caught.value.save_as(tmp_path / "links.svg")
+        ink = [
+            int(n)
+            for n in re.findall(
+                r"\d+", page.evaluate("getComputedStyle(document.querySelector('.links-lines')).stroke")
+            )
+        ]
+        page.goto(f"file://{tmp_path}/links.svg")
+        drawn = np.asarray(
+            Image.open(io.BytesIO(page.screenshot(clip={"x": 160, "y": 0, "width": 260, "height": 352}))).convert("RGB")
+        ).astype(int)
+        # From "they" in the eleventh line to "kids" in the third.
+        starts, ends = (
+            drawn[int((line + 0.5) * 22) - 2 : int((line + 0.5) * 22) + 2, column]
+            for line, column in ((10, 3), (2, -4))
+        )
+        for place in (starts, ends):
+            assert np.abs(place - ink).max(-1).min() < 60, "there is a line in the colour of the page's"
+        faint = drawn[int(4.5 * 22) - 8 : int(4.5 * 22) + 8, 3]
+        assert np.abs(faint - drawn[0, 0]).max() < 30, "and those that the page sets aside are faint"
+    finally:
+        visit.requests.clear()
+        visit.close()
+
+
+def test_a_phone_can_start(browser: Browser) -> None:
+    size = {"width": 390, "height": 844}
+    with asking(browser, "minilm", viewport=size, has_touch=True, is_mobile=True) as (visit, _):
+        page = visit.page
+        page.wait_for_selector(".composer.alone")
+        visit.accessible("a phone without a run")
+        form, fields = page.locator(".composer form").bounding_box(), page.locator(".composer select").bounding_box()
+        assert form is not None
+        assert fields is not None
+        assert fields["x"] + fields["width"] <= form["x"] + form["width"] - 24, "nothing sticks out"
+        page.tap("textarea", timeout=5000)
+        page.fill("textarea", SENTENCE)
+        page.tap(".composer button[type=submit]", timeout=5000)
+        page.wait_for_selector(".app:not(.empty)")
+        page.wait_for_selector(".text-body .t >> text=kids")
+        page.tap(".panels button[data-panel=centre]")
+        visit.settle()
+        assert len(np.unique(pixels(page, ".centre-map .surface").reshape(-1, 3), axis=0)) > 20
+        visit.accessible("a phone's first map")
+
+
+# The strongest link of a head is known only when the test says so.
+SLOW_LINK = """
+const ask = window.fetch;
+window.fetch = async (url, ...rest) => {
+  const answer = await ask(url, ...rest);
+  if (/peek[/][0-9]+[/][0-9]+[?]rev=/.test(String(url))) await new Promise(done => (window.links_ ??= []).push(done));
+  return answer;
+};
+"""
+
+
+def test_the_strongest_link_is_pinned_however_late_it_is_known(visit: Visit) -> None:
+    visit.page.add_init_script(SLOW_LINK)
+    page = visit.open()
+    page.wait_for_timeout(1200)
+    assert "q=" not in page.url
+    page.evaluate("window.links_.splice(0).forEach(done => done())")
+    visit.until("/q=[0-9]+&k=[0-9]+/.test(location.hash)", 5)
+    visit.until("document.querySelector('.sentence .weight').textContent !== ''")
+
+
+def test_a_late_link_does_not_disturb_who_has_begun_to_look_around(visit: Visit) -> None:
+    visit.page.add_init_script(SLOW_LINK)
+    page = visit.open()
+    page.wait_for_timeout(1200)
+    page.click(".t >> text=scared")
+    page.evaluate("window.links_.splice(0).forEach(done => done())")
+    page.wait_for_timeout(300)
+    assert "q=4&" in page.url
+    assert "&k=" not in page.url

@@ -17,6 +17,9 @@ export interface Hover {
   from: string;
 }
 
+// Query, key and weight.
+export type Link = [number, number, number];
+
 export class Context {
   readonly source: Source;
   readonly loader: Loader;
@@ -27,7 +30,7 @@ export class Context {
   readonly portraits = signal(0); // counts arrivals
   readonly tokens = signal(0);
   readonly notice = signal("");
-  readonly link = signal<[number, number, number] | null>(null);
+  readonly link = signal<Link | null>(null);
   readonly busy = signal(false);
   readonly following = signal(false); // whether the newest token of a growing run is chosen as it comes
   readonly way = carried(); // to the kernel of a notebook, if this is a widget
@@ -86,15 +89,16 @@ export class Context {
       // Long maps of which nothing was computed yet are not waited for.
       if (fresh) await Promise.race([portraits, wait(2000)]).catch(() => undefined);
       if (now !== this.opening) return;
-      const link = fresh ? await this.firstLink(run) : null;
+      const link = fresh ? this.firstLink(run) : null;
+      const early = await Promise.race([link, wait(800)]); // most are there by then, and nothing moves afterwards
       if (now !== this.opening) return;
       // All of it at once: no view may see this run with the head of the one before.
       batch(() => {
-        if (fresh) this.choose(run, link);
+        if (fresh) this.choose(run, early);
         this.run.value = run;
       });
       this.findLink();
-      if (fresh && !run.portraits) void portraits.then(() => this.chooseLate(run)).catch(() => undefined);
+      if (link && !early) void this.chooseLate(run, portraits, link);
     } catch (error) {
       this.say(sentence(error));
     } finally {
@@ -102,9 +106,9 @@ export class Context {
     }
   }
 
-  private async firstLink(run: OpenRun): Promise<[number, number, number] | null> {
+  private firstLink(run: OpenRun): Promise<Link | null> {
     const [layer, head] = run.portraits?.first ?? [0, 0];
-    return Promise.race([run.source.link(run.id, run.rev, layer, head), wait(800)]).catch(() => null);
+    return run.source.link(run.id, run.rev, layer, head).catch(() => null);
   }
 
   // A run that is being written has new rows: the same view, with more of them.
@@ -133,16 +137,25 @@ export class Context {
     });
   }
 
-  // The summaries came after the first view: go to the head they name, unless someone has begun to look around.
-  private async chooseLate(run: OpenRun): Promise<void> {
-    const { layer, head, q, at } = this.state;
-    if (this.run.value !== run || layer || head || q.length || at) return;
-    const link = await this.firstLink(run);
-    if (this.run.value === run && !this.state.q.length && !this.state.at) this.choose(run, link);
+  // What came after the first view: the head that the summaries name, and its link. However late, unless someone has
+  // begun to look around.
+  private async chooseLate(run: OpenRun, portraits: Promise<void>, link: Promise<Link | null>): Promise<void> {
+    const { layer, head } = this.state;
+    const untouched = () => {
+      const { state } = this;
+      const pinned = state.q.length > 0 || state.k !== null || state.at !== null;
+      return this.run.value?.id === run.id && state.layer === layer && state.head === head && !pinned;
+    };
+    const known = run.portraits !== null;
+    if (!known) await portraits.catch(() => undefined);
+    const found = await (known ? link : this.firstLink(run));
+    if (!untouched()) return;
+    if (!known) this.choose(run, found);
+    else if (found) this.store.replace({ q: [found[0]], k: found[1] });
   }
 
   // The head to look at first, and its strongest link.
-  private choose(run: OpenRun, link: [number, number, number] | null): void {
+  private choose(run: OpenRun, link: Link | null): void {
     const [layer, head] = run.portraits?.first ?? [0, 0];
     this.link.value = link;
     this.store.replace({

@@ -1,7 +1,7 @@
 // Two columns of tokens and lines between them, as wide and as dark as the weight. Short texts whole, long ones in part.
 
 import { onChange } from "./changes";
-import { show } from "./colors";
+import { css, paper, show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el, svg } from "./dom";
 import { topOf } from "./shading";
@@ -81,45 +81,30 @@ export class Links {
     if (visible) void this.load();
   }
 
-  // The lines as a drawing of its own.
+  // The same as a drawing of its own: it has no sheet, so that every colour stands in it.
   drawing(): SVGSVGElement {
     const run = this.context.run.value!;
-    const height = Math.max(this.stop - this.first, this.keyStop - this.first) * LINE;
-    const copy = svg("svg", {
-      xmlns: "http://www.w3.org/2000/svg",
-      viewBox: `0 0 ${WIDE + 320} ${height}`,
-      width: WIDE + 320,
-      height,
-    });
-    const group = svg("g", { transform: "translate(160 0)" });
-    for (const line of this.lines.children) group.append(line.cloneNode(true));
-    copy.append(group);
-    const ink = this.context.dark.value ? "#eee" : "#222";
+    const dark = this.context.dark.value;
+    const [width, height] = [WIDE + 320, Math.max(this.stop - this.first, this.keyStop - this.first) * LINE];
+    const size = { viewBox: `0 0 ${width} ${height}`, width, height };
+    const lines = svg("g", { transform: "translate(160 0)", stroke: getComputedStyle(this.lines).stroke });
+    for (const shown of this.lines.children as HTMLCollectionOf<SVGPathElement>) {
+      const line = this.path(this.found[Number(shown.dataset.i)], WIDE);
+      line.setAttribute("stroke-opacity", getComputedStyle(shown).strokeOpacity); // what is set aside stays so
+      lines.append(line);
+    }
+    const ink = { "font-family": "sans-serif", "font-size": 13, fill: dark ? "#eee" : "#222" };
     const keys = run.keyTokens(this.context.state.layer);
-    for (let i = this.first; i < this.stop; i++)
-      copy.append(
-        svg(
-          "text",
-          {
-            x: 150,
-            y: (i - this.first + 0.68) * LINE,
-            "text-anchor": "end",
-            "font-family": "sans-serif",
-            "font-size": 13,
-            fill: ink,
-          },
-          run.tokens.label(i),
-        ),
-      );
-    for (let i = this.first; i < this.keyStop; i++)
-      copy.append(
-        svg(
-          "text",
-          { x: WIDE + 170, y: (i - this.first + 0.68) * LINE, "font-family": "sans-serif", "font-size": 13, fill: ink },
-          keys.label(i),
-        ),
-      );
-    return copy;
+    const text = (i: number, x: number, anchor: string, label: string) =>
+      svg("text", { x, y: (i - this.first + 0.68) * LINE, "text-anchor": anchor, ...ink }, label);
+    return svg(
+      "svg",
+      { xmlns: "http://www.w3.org/2000/svg", ...size },
+      svg("rect", { width, height, fill: css(paper(dark)) }),
+      lines,
+      ...range(this.first, this.stop).map((i) => text(i, 150, "end", run.tokens.label(i))),
+      ...range(this.first, this.keyStop).map((i) => text(i, WIDE + 170, "start", keys.label(i))),
+    );
   }
 
   private async load(): Promise<void> {
@@ -184,22 +169,21 @@ export class Links {
     const wide = this.node.clientWidth < 600 ? NARROW : WIDE;
     this.lines.setAttribute("width", String(wide));
     this.lines.setAttribute("height", String(height));
-    this.lines.replaceChildren(
-      ...this.found.map(({ q, k, weight }) => {
-        const [a, b] = [(q - this.first + 0.5) * LINE, (k - this.first + 0.5) * LINE];
-        const path = svg("path", {
-          d: `M0 ${a}C${wide / 2} ${a} ${wide / 2} ${b} ${wide} ${b}`,
-          fill: "none",
-          "stroke-width": (0.6 + 3.4 * weight).toFixed(2),
-          "stroke-opacity": Math.max(0.08, weight).toFixed(3),
-          "data-q": q,
-          "data-k": k,
-        });
-        path.append(svg("title", {}, show(weight)));
-        return path;
-      }),
-    );
+    this.lines.replaceChildren(...this.found.map((line, i) => this.path(line, wide, i)));
     this.mark();
+  }
+
+  private path({ q, k, weight }: Line, wide: number, i: number | null = null): SVGPathElement {
+    const [a, b] = [(q - this.first + 0.5) * LINE, (k - this.first + 0.5) * LINE];
+    const path = svg("path", {
+      d: `M0 ${a}C${wide / 2} ${a} ${wide / 2} ${b} ${wide} ${b}`,
+      fill: "none",
+      "stroke-width": (0.6 + 3.4 * weight).toFixed(2),
+      "stroke-opacity": Math.max(0.08, weight).toFixed(3),
+      ...(i === null ? {} : { "data-i": i, "data-q": q, "data-k": k }),
+    });
+    path.append(svg("title", {}, show(weight)));
+    return path;
   }
 
   // Keys of the pinned query that are not on the screen.
