@@ -23,6 +23,12 @@ from sightline.explore.labels import _BYTES, BYTES, GLUED, SPECIAL, read
         (["The", " kids"], ["The", " kids"], [GLUED, GLUED]),
         (["##", "a", "##b"], ["##", "a", "b"], [0, 0, GLUED]),
         (["<", "Ġb", "<3"], ["<", " b", "<3"], [GLUED, GLUED, GLUED]),
+        # Signs that stand in the text itself: Markdown's, and letters of Maltese.
+        (["##", "ĠTitle", "Ċ", "###", "Ġmore"], ["##", " Title", "\n", "###", " more"], [4, 4, 4, 4, 4]),
+        (["##", "Title", "ĊĊ", "###b"], ["##", "Title", "\n\n", "###b"], [4, 4, 4, 4]),
+        (["▁##", "▁Title", "###"], [" ##", " Title", "###"], [4, 4, 4]),
+        (["##", " Title", "###b"], ["##", " Title", "###b"], [4, 4, 4]),
+        (["Ġ", "##urn", "##ata", "tajb", "##a"], ["Ġ", "urn", "ata", "tajb", "a"], [0, 4, 4, 0, 4]),
         ([], [], []),
     ],
 )

@@ -875,3 +875,15 @@ def test_a_late_link_does_not_disturb_who_has_begun_to_look_around(visit: Visit)
     page.wait_for_timeout(300)
     assert "q=4&" in page.url
     assert "&k=" not in page.url
+
+
+def test_markdown_reads_as_it_was_typed(visit: Visit, add: Add) -> None:
+    from web.conftest import make_run, sights
+
+    tokens = ["##", "ĠPlans", "ĊĊ", "The", "Ġkids", "###", "b", "Ġleft", "."]
+    page = visit.open(f"#v=1&run={add(make_run(sights(len(tokens)), tokens))}&L=0&H=0&q=4")
+    page.wait_for_selector(".about >> text=kids")
+    assert page.locator(".text-body").inner_text().replace("⏎", "") == "## Plans\n\nThe kids###b left."
+    assert "Ġ" not in page.locator(".app").inner_text()
+    rows = page.locator(".centre-map .axis-label.row").all_inner_texts()
+    assert rows == ["##", "Plans", "⏎⏎", "The", "kids", "###", "b", "left", "."]

@@ -36,14 +36,17 @@ def read(tokens: Sequence[str]) -> Labels:
     >>> read(["The", "Ġcaf", "Ã©", "Ġâ"]).texts
     ['The', ' caf', 'é', '20 e2']
     """
-    if any(token.startswith("##") for token in tokens):
-        return _each(tokens, _wordpiece)
-    if any("Ġ" in token or "Ċ" in token for token in tokens):
-        return _each(tokens, _byte_level)
-    if any(token.startswith("▁") for token in tokens):
-        return _each(tokens, _sentencepiece)
-    # Tokens that bring their own spaces are the text itself; others are words.
+    # The sign that most tokens bear: a text may hold those of the others, as Markdown holds `##`.
+    signs: tuple[tuple[Callable[[str], tuple[str, int]], int], ...] = (
+        (_byte_level, sum("Ġ" in token or "Ċ" in token for token in tokens)),
+        (_sentencepiece, sum(token.startswith("▁") for token in tokens)),
+        (_wordpiece, sum(token.startswith("##") and len(token) > 2 for token in tokens)),
+    )
+    one, bear = max(signs, key=lambda sign: sign[1])
+    # Tokens that bring their own spaces are the text itself, which no WordPiece has; others are words.
     own_spaces = any(token != token.strip() for token in tokens)
+    if bear and not (one is _wordpiece and own_spaces):
+        return _each(tokens, one)
     return _each(tokens, lambda token: _plain(token, GLUED if own_spaces else 0))
 
 
