@@ -887,3 +887,48 @@ def test_markdown_reads_as_it_was_typed(visit: Visit, add: Add) -> None:
     assert "Ġ" not in page.locator(".app").inner_text()
     rows = page.locator(".centre-map .axis-label.row").all_inner_texts()
     assert rows == ["##", "Plans", "⏎⏎", "The", "kids", "###", "b", "left", "."]
+
+
+def test_a_difference_has_its_own_legend_and_export(visit: Visit, live: Live, tmp_path: Path) -> None:
+    page = visit.open(at(live, L=3, H=1, view="compare", diff=1, hi=0.8) + f"&with={live.kids},3,2")  # type: ignore[attr-defined]
+    legend = page.locator(".compare .legend")
+    assert legend.locator(".scalebar").inner_text() == "−0.8"
+    assert legend.locator("input:visible").input_value() == "0.8"
+    assert legend.locator("select").is_hidden(), "its colours are its own"
+    assert legend.locator(".swatches").inner_text().split() == ["masked", "<", "±0.0010"]
+    pale = "getComputedStyle(document.querySelectorAll('.compare .swatches .swatch')[1]).backgroundColor"
+    assert page.evaluate(pale) == "rgb(243, 243, 243)"
+    page.keyboard.press("e")
+    with page.expect_download() as caught:
+        page.click("dialog[open] button:text-is('SVG')")
+    caught.value.save_as(tmp_path / "map.svg")
+    drawing = (tmp_path / "map.svg").read_text()
+    cells = drawing[: drawing.index("</g>")]
+    colours = [[int(n) for n in rgb.split(",")] for rgb in re.findall(r"rgb\(([\d,]+)\)", cells)]
+    assert any(blue > red + 40 for red, _, blue in colours), "where the second looks more it is blue"
+    assert any(red > blue + 40 for red, _, blue in colours), "where the first does it is orange"
+    assert ">−0.800</text>" in drawing
+    assert "layer 3 head 1 − layer 3 head 2" in drawing
+    page.keyboard.press("Escape")
+    page.click(".compare >> text=side by side")
+    visit.settle()
+    assert legend.locator(".swatches").inner_text().split() == ["masked", "0", "<", "0.0010"]
+    assert legend.locator("input:visible").count() == 2
+
+
+def test_pins_of_two_models_stand_at_the_same_letters(visit: Visit, add: Add) -> None:
+    from web.conftest import make_run, sights
+
+    pieces, whole = ["un", "##believ", "##able", "the", "kids"], ["Unbelievable", "Ġthe", "Ġkids"]
+    a, b = (add(make_run(sights(len(tokens)), tokens, model=f"of {len(tokens)}")) for tokens in (pieces, whole))
+    page = visit.open(f"#v=1&run={a}&view=compare&L=0&H=0&q=4&k=3&with={b},0,0")
+    visit.settle()
+    pinned = ".compare-side:nth-child({}) .axis-label.{}.pinned"
+    assert [page.locator(pinned.format(i, "row")).inner_text() for i in (1, 2)] == ["kids", "kids"]
+    assert [page.locator(pinned.format(i, "column")).inner_text() for i in (1, 2)] == ["the", "the"]
+    row = page.locator(".compare-side:nth-child(2) .axis-label.row >> text=the").bounding_box()
+    map_ = page.locator(".compare-side:nth-child(2) .surface").bounding_box()
+    assert row is not None
+    assert map_ is not None
+    page.mouse.click(map_["x"] + row["height"] / 2, row["y"] + row["height"] / 2)
+    visit.until("location.hash.includes('q=3&k=1')", 5)

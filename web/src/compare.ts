@@ -8,7 +8,7 @@ import { segmented } from "./legend";
 import { SHOWN } from "./loader";
 import { MapView } from "./mapview";
 import type { HeadRef } from "./painter";
-import { counterpart, samePlace, sameTokens } from "./pairs";
+import { Pairing, samePlace, sameTokens } from "./pairs";
 import type { RunShort } from "./source";
 import type { Place } from "./state";
 import { Tooltip } from "./tooltip";
@@ -23,6 +23,7 @@ export class Compare {
   private pickers = el("div", { class: "compare-pickers" });
   private visible = false;
   private built = "";
+  private pairing: Pairing | null = null;
 
   constructor(
     private context: Context,
@@ -55,6 +56,7 @@ export class Compare {
     this.visible = visible;
     if (visible) this.update();
     else this.clear();
+    if (!visible) this.context.subtracts.value = false;
   }
 
   private clear(): void {
@@ -103,19 +105,17 @@ export class Compare {
     }
     const { pool, diagonal, q, k } = this.context.state;
     const scale = this.context.scale(difference);
+    this.context.subtracts.value = difference;
+    this.pairing = new Pairing([a, b]);
+    const pins = [
+      { q: inside(q, a, "queries"), k: inside(k === null ? [] : [k], a, "keys") },
+      { q: this.across(q, "query"), k: this.across(k === null ? [] : [k], "key") },
+    ];
     // Two heads share what may be shown. Two maps leave room for the coarser tiles that stand in on each.
     const tiles = SHOWN / 2 - (difference ? 0 : 16);
     this.views.forEach((view, i) => {
       const shown = difference ? [a, b] : [heads[i]];
-      view.show({
-        heads: shown,
-        scale,
-        tiles,
-        pool,
-        diagonal,
-        q: clipped(q, shown[0], true),
-        k: k === null ? null : (clipped([k], shown[0], false)[0] ?? null),
-      });
+      view.show({ heads: shown, scale, tiles, pool, diagonal, q: pins[i].q, k: pins[i].k[0] ?? null });
       const title = difference ? `${a.run.short(a.layer, a.head)} − ${b.run.short(b.layer, b.head)}` : label(heads[i]);
       view.node.parentElement!.querySelector("h2")!.textContent = title;
     });
@@ -139,8 +139,14 @@ export class Compare {
   }
 
   // A pin applies to both: what is pinned are cells of the first.
-  private own(view: MapView, cells: Cells): [number, number] {
-    return counterpart(cells.q0, cells.k0, view.grid, this.views[0].grid);
+  private own(view: MapView, { q0, k0 }: Cells): [number, number] {
+    if (!this.views.indexOf(view) || !this.pairing) return [q0, k0];
+    return [this.pairing.query(1, q0), this.pairing.key(1, k0)];
+  }
+
+  private across(pinned: number[], axis: "query" | "key"): number[] {
+    const head = this.heads()![0];
+    return inside(pinned, head, axis === "query" ? "queries" : "keys").map((i) => this.pairing![axis](0, i));
   }
 
   private hover(
@@ -157,11 +163,11 @@ export class Compare {
     const shown = this.views.length === 1 ? heads : [heads[i]];
     if (cells) tooltip.show(shown, cells, x, y, value, view.surface.getBoundingClientRect(), this.context.state.pool);
     else tooltip.hide();
-    for (const other of this.views) {
-      if (other === view) continue;
-      const [q, k] = cells ? counterpart(cells.q0, cells.k0, view.grid, other.grid) : [0, 0];
-      other.setHover(cells && other.grid.bin(q, k));
-    }
+    this.views.forEach((other, to) => {
+      if (other === view) return;
+      const cell = cells && this.pairing && [this.pairing.query(1 - to, cells.q0), this.pairing.key(1 - to, cells.k0)];
+      other.setHover(cell && other.grid.bin(cell[0], cell[1]));
+    });
     if (cells && single(cells)) {
       const [q, k] = this.own(view, cells);
       this.context.point({ q, k, cells, from: "compare" });
@@ -257,7 +263,7 @@ function label({ run, layer, head }: HeadRef): string {
   return `${run.info.model ?? "run"}, ${run.name(layer, head)}: ${run.info.title.slice(0, 40)}`;
 }
 
-function clipped(places: number[], { run, layer }: HeadRef, queries: boolean): number[] {
-  const info = run.layer(layer);
-  return places.filter((i) => i < (queries ? info.queries : info.keys));
+// What is pinned may lie beyond a map: heads of one run may have other queries and keys.
+function inside(places: number[], { run, layer }: HeadRef, axis: "queries" | "keys"): number[] {
+  return places.filter((i) => i < run.layer(layer)[axis]);
 }

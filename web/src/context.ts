@@ -32,6 +32,7 @@ export class Context {
   readonly notice = signal("");
   readonly link = signal<Link | null>(null);
   readonly busy = signal(false);
+  readonly subtracts = signal(false); // whether the map shows the difference of two heads
   readonly following = signal(false); // whether the newest token of a growing run is chosen as it comes
   readonly way = carried(); // to the kernel of a notebook, if this is a widget
   readonly store = new Store(this.way !== null);

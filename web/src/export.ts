@@ -1,9 +1,9 @@
 // Taking the view away: a picture with axes, legend and caption, or the exact numbers of what is visible.
 
-import { colorAt, css, paper, rampColor, show } from "./colors";
+import { colorAt, colorOf, css, paper, rampColor, show } from "./colors";
 import type { Context } from "./context";
 import { el, svg } from "./dom";
-import { type Cells, type Grid, single, ticks } from "./grid";
+import { type Cells, single, ticks } from "./grid";
 import type { Links } from "./links";
 import type { MapView } from "./mapview";
 import { sentence } from "./source";
@@ -103,11 +103,10 @@ export class ExportDialog {
 
   // The visible part of a map with its axes, legend and caption. Text stays text.
   private drawing(view: MapView): { node: SVGSVGElement; width: number; height: number } {
-    const { canvas, grid } = view.picture();
-    const run = this.context.run.value!;
-    const { layer, head } = this.context.state;
-    const scale = this.context.scale();
-    const dark = scale.dark;
+    const { canvas, grid, look } = view.picture();
+    const { scale } = look;
+    const [{ run, layer, head }, less] = look.heads;
+    const { dark } = scale;
     const ink = dark ? "#ecebf1" : "#1c1b1f";
     const [left, top, foot] = [120, 96, 70];
     const cells = grid.visible();
@@ -126,7 +125,7 @@ export class ExportDialog {
     node.append(svg("rect", { width, height, fill: css(paper(dark)) }));
     const shift = { x: left - Math.max(grid.ox, 0), y: top - Math.max(grid.oy, 0) };
     const count = (cells.q1 - cells.q0) * (cells.k1 - cells.k0);
-    if (count <= CELLS_AS_SHAPES && !grid.pooled) node.append(this.shapes(view, grid, cells, shift));
+    if (count <= CELLS_AS_SHAPES && !grid.pooled) node.append(this.shapes(view, cells, shift));
     else {
       const part = el("canvas", { attrs: { width: Math.round(mapWidth), height: Math.round(mapHeight) } });
       const ratio = canvas.width / grid.width;
@@ -190,39 +189,40 @@ export class ExportDialog {
         }),
       );
     }
-    node.append(svg("text", { x: left, y: height - 26, fill: ink, "font-size": 11 }, show(scale.lo)));
+    const low = scale.difference ? `−${show(scale.hi)}` : show(scale.lo);
+    node.append(svg("text", { x: left, y: height - 26, fill: ink, "font-size": 11 }, low));
     node.append(
       svg("text", { x: left + 160, y: height - 26, fill: ink, "font-size": 11, "text-anchor": "end" }, show(scale.hi)),
     );
+    const minus = less ? ` − ${less.run.name(less.layer, less.head)}` : "";
     const pooled = grid.pooled ? `, ${this.context.state.pool} of ${2 ** grid.lq} × ${2 ** grid.lk}` : "";
     node.append(svg("text", { x: left + 172, y: height - 38, fill: ink, "font-size": 11 }, `${scale.name}${pooled}`));
     node.append(
       svg(
         "text",
         { x: left, y: height - 8, fill: ink, "font-size": 11 },
-        `${run.info.model ?? ""} ${run.name(layer, head)}: ${run.info.title.slice(0, 70)}`,
+        `${run.info.model ?? ""} ${run.name(layer, head)}${minus}: ${run.info.title.slice(0, 70)}`,
       ),
     );
     return { node, width, height };
   }
 
-  private shapes(view: MapView, grid: Grid, cells: Cells, shift: { x: number; y: number }): SVGGElement {
+  private shapes(view: MapView, cells: Cells, shift: { x: number; y: number }): SVGGElement {
     const group = svg("g", { "shape-rendering": "crispEdges" });
-    const scale = this.context.scale();
+    const { grid, look } = view.picture();
     for (let q = cells.q0; q < cells.q1; q++)
       for (let k = cells.k0; k < cells.k1; k++) {
         const bin = grid.bin(q, k);
         const value = single(bin) ? view.valueAt(bin)?.value : undefined;
-        if (value === undefined || Number.isNaN(value)) continue;
-        const color =
-          value === 0 ? css(paper(scale.dark)) : css(rampColor(scale, Math.min(1, Math.max(0, place(scale, value)))));
+        const color = value === undefined ? null : colorOf(look.scale, value);
+        if (!color) continue;
         group.append(
           svg("rect", {
             x: (grid.x(k) + shift.x).toFixed(2),
             y: (grid.y(q) + shift.y).toFixed(2),
             width: grid.cw.toFixed(2),
             height: grid.ch.toFixed(2),
-            fill: color,
+            fill: css(color),
           }),
         );
       }
@@ -255,12 +255,6 @@ export class ExportDialog {
 // A file the browser saves; the page stays where it is.
 function download(address: string, name: string): void {
   el("a", { attrs: { href: address, download: name } }).click();
-}
-
-function place(scale: { name: string; lo: number; hi: number }, value: number): number {
-  return scale.name === "linear"
-    ? (value - scale.lo) / (scale.hi - scale.lo)
-    : Math.log(value / scale.lo) / Math.log(scale.hi / scale.lo);
 }
 
 function note(name: string, text: string): HTMLElement {

@@ -1,7 +1,7 @@
 // The legend: colours and what they mean, how cells are pooled, and the controls for both. Nothing here asks the server.
 
 import { onChange } from "./changes";
-import { colorAt, css, rampColor, show, weightAt } from "./colors";
+import { colorAt, css, paper, type Rgb, rampColor, show, weightAt } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
 import type { Grid } from "./grid";
@@ -12,6 +12,7 @@ export class Legend {
   readonly node: HTMLElement;
   private ramp = el("canvas", { class: "ramp", attrs: { width: 180, height: 12, "aria-hidden": "true" } });
   private lo = bound("lowest colour at");
+  private least = el("span", { class: "least", attrs: { hidden: true } });
   private hi = bound("highest colour at");
   private scale = segmented("scale", ["log", "linear"], (name) =>
     this.context.store.push({ scale: name as "log" | "linear" }),
@@ -38,7 +39,7 @@ export class Legend {
     this.node = el(
       "div",
       { class: "legend", attrs: { role: "group", "aria-label": "legend" } },
-      el("span", { class: "scalebar" }, this.lo, this.ramp, this.hi),
+      el("span", { class: "scalebar" }, this.lo, this.least, this.ramp, this.hi),
       el(
         "button",
         {
@@ -55,8 +56,9 @@ export class Legend {
       this.swatches,
       this.note,
     );
-    context.store.on(["scale", "pool", "map", "lo", "hi", "difference", "view"], () => this.draw());
+    context.store.on(["scale", "pool", "map", "lo", "hi"], () => this.draw());
     onChange(context.dark, () => this.draw());
+    onChange(context.subtracts, () => this.draw());
     this.draw();
   }
 
@@ -77,13 +79,17 @@ export class Legend {
   }
 
   private draw(): void {
-    const { scale, pool, map, lo, hi, difference, view } = this.context.state;
+    const { scale, pool, map, lo, hi } = this.context.state;
     this.scale.set(scale);
     this.pool.set(pool);
     this.maps.value = map;
     this.lo.value = number(lo);
     this.hi.value = number(hi);
-    const diff = difference && view === "compare";
+    const diff = this.context.subtracts.value;
+    // A difference goes as far below 0 as above, in colours of its own.
+    this.lo.hidden = this.maps.hidden = diff;
+    this.least.hidden = !diff;
+    this.least.textContent = `−${number(hi)}`;
     const look = this.context.scale(diff);
     const draw = this.ramp.getContext("2d")!;
     for (let x = 0; x < this.ramp.width; x++) {
@@ -91,13 +97,19 @@ export class Legend {
       draw.fillStyle = css(diff ? colorAt("difference", t) : rampColor(look, t));
       draw.fillRect(x, 0, 1, this.ramp.height);
     }
-    this.ramp.title = diff ? "second less … first more" : `middle: ${show(weightAt(look, 0.5))}`;
-    const floor = el("i", { class: "swatch" });
-    floor.style.background = css(rampColor(look, 0));
+    this.ramp.title = diff ? "blue: the second more; orange: the first more" : `middle: ${show(weightAt(look, 0.5))}`;
+    const swatch = (title: string, text: string, color: Rgb) => {
+      const square = el("i", { class: "swatch" });
+      square.style.background = css(color);
+      return el("span", { title }, square, text);
+    };
+    const masked = el("span", { title: "not visible to this query" }, el("i", { class: "swatch masked" }), "masked");
+    const zero = swatch("a weight of exactly 0", "0", paper(look.dark));
+    const floor = swatch(`above 0 and below ${show(lo)}`, `< ${show(lo)}`, rampColor(look, 0));
+    const same = scale === "log" ? [`apart by less than ${show(lo)}`, `< ±${show(lo)}`] : ["no difference", "0"];
     this.swatches.replaceChildren(
-      el("span", { title: "not visible to this query" }, el("i", { class: "swatch masked" }), "masked"),
-      el("span", { title: "a weight of exactly 0" }, el("i", { class: "swatch zero" }), "0"),
-      el("span", { title: `above 0 and below ${show(lo)}` }, floor, `< ${show(lo)}`),
+      masked,
+      ...(diff ? [swatch(same[0], same[1], colorAt("difference", 0.5))] : [zero, floor]),
     );
   }
 }

@@ -164,8 +164,8 @@ export class MapView {
   }
 
   // What is on the screen, to be exported.
-  picture(): { canvas: HTMLCanvasElement; grid: Grid } {
-    return { canvas: this.painter.canvas, grid: this.grid };
+  picture(): { canvas: HTMLCanvasElement; grid: Grid; look: MapLook } {
+    return { canvas: this.painter.canvas, grid: this.grid, look: this.look! };
   }
 
   valueAt(cells: Cells): { value: number; estimate: boolean } | null {

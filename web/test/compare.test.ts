@@ -3,21 +3,65 @@ import { describe, expect, test, vi } from "vitest";
 import { onChange } from "../src/changes";
 import { Grid } from "../src/grid";
 import { number, poolingNote } from "../src/legend";
-import { counterpart, samePlace, sameTokens } from "../src/pairs";
+import { aligned, Pairing, samePlace, sameTokens } from "../src/pairs";
+import type { OpenRun } from "../src/run";
+import { SPECIAL, Tokens } from "../src/tokens";
 import { layer, run } from "./samples";
+
+const tokens = (...texts: string[]) => {
+  const made = new Tokens(texts.length, async () => ({ from: 0, to: 0, texts: [], kinds: [] }));
+  texts.forEach((text, i) => {
+    made.texts[i] = text;
+    made.kinds[i] = /^\[.*\]$/.test(text) ? SPECIAL : 0;
+  });
+  return made;
+};
+
+describe("two texts", () => {
+  test("in other tokens are aligned by their letters", () => {
+    const pieces = tokens("[CLS]", "un", "believ", "able", "the", "kids", "[SEP]");
+    const words = tokens("Unbelievable", " the", " kids");
+    expect(aligned(pieces, words)).toEqual([0, 0, 0, 0, 1, 2, 2]);
+    expect(aligned(words, pieces)).toEqual([2, 4, 5]);
+  });
+
+  test("have their special tokens beside each other", () => {
+    const [a, b] = [tokens("[CLS]", "a", "b", "[SEP]"), tokens("[BOS]", "[USER]", "ab", "[EOS]")];
+    expect(aligned(a, b)).toEqual([0, 2, 2, 3]);
+    expect(aligned(b, a)).toEqual([0, 0, 1, 3]);
+  });
+
+  test("of other letters are not", () => {
+    expect(aligned(tokens("the", "kids"), tokens("the", "lions"))).toBeNull();
+    expect(aligned(tokens("", ""), tokens("", "", ""))).toBeNull();
+  });
+});
 
 describe("two maps", () => {
   const short = { queries: 10, keys: 10 };
   const long = { queries: 40, keys: 20 };
+  const head = (open: OpenRun, index = 0) => ({ run: open, layer: index, head: 0 });
+  const across = (from: number, pairing: Pairing, cells: number[]) => cells.map((i) => pairing.query(from, i));
 
-  test("of one length point at the same cell", () => {
-    for (let i = 0; i < 10; i++) expect(counterpart(i, 9 - i, short, short)).toEqual([i, 9 - i]);
+  test("of one run point at the same cell", () => {
+    const open = run();
+    expect(across(1, new Pairing([head(open), head(open, 1)]), [0, 1, 2, 3])).toEqual([0, 1, 2, 3]);
   });
 
-  test("of two lengths point at the same relative position, and never beside the map", () => {
-    expect(counterpart(0, 0, short, long)).toEqual([2, 1]);
-    expect(counterpart(9, 9, short, long)).toEqual([38, 19]);
-    expect(counterpart(39, 19, long, short)).toEqual([9, 9]);
+  test("of one text point at the same letters", () => {
+    const [a, b] = [run(), run([layer(0, { queries: 5, keys: 5 })])];
+    Object.assign(b, { tokens: tokens("The", "ki", "ds", "were", ".") });
+    const pairing = new Pairing([head(a), head(b)]);
+    expect(across(0, pairing, [0, 1, 2, 3])).toEqual([0, 1, 3, 4]);
+    expect([0, 1, 2, 3, 4].map((i) => pairing.key(1, i))).toEqual([0, 1, 1, 2, 3]);
+  });
+
+  test("of two texts point at the same relative position, and never beside the map", () => {
+    const [a, b] = [run(), run([layer(0, { queries: 8, keys: 2 })])];
+    const pairing = new Pairing([head(a), head(b)]);
+    expect(across(0, pairing, [0, 1, 2, 3])).toEqual([1, 3, 5, 7]);
+    expect(across(1, pairing, [0, 7])).toEqual([0, 3]);
+    expect([pairing.key(0, 3), pairing.key(1, 1)]).toEqual([1, 3]);
   });
 
   test("show the same part, one zoomed in further where it is shorter", () => {
@@ -28,7 +72,6 @@ describe("two maps", () => {
 
   test("have a difference only of the same tokens", () => {
     const [a, b] = [run(), run()];
-    const head = (open: typeof a, index = 0) => ({ run: open, layer: index, head: 0 });
     expect(sameTokens(head(a), head(a, 1))).toBe(true);
     expect(sameTokens(head(a), head(b))).toBe(true);
     b.tokens.texts[3] = "!";
