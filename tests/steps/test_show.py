@@ -158,8 +158,8 @@ def test_vectors_are_drawn_in_their_colours() -> None:
     x = torch.tensor([2.0, -1.0, 0.0, 1.0])
     image = pixels(re.search('src="([^"]+)"', vector(x, 2.0)).group(1))[0, :4]
     assert image[:, 3].tolist() == [255, 128, 0, 128]
-    assert image[0, 2] > image[0, 0]  # blue above zero
-    assert image[1, 0] > image[1, 2]  # orange below
+    assert image[0, 0] > image[0, 2]  # orange above zero
+    assert image[1, 2] > image[1, 0]  # blue below
 
 
 def test_a_map_shows_hidden_cells_and_large_ones_become_pictures() -> None:

@@ -932,3 +932,24 @@ def test_pins_of_two_models_stand_at_the_same_letters(visit: Visit, add: Add) ->
     assert map_ is not None
     page.mouse.click(map_["x"] + row["height"] / 2, row["y"] + row["height"] / 2)
     visit.until("location.hash.includes('q=3&k=1')", 5)
+
+
+def test_orange_is_positive_in_the_explorer_and_on_pages_of_steps(visit: Visit, live: Live, tmp_path: Path) -> None:
+    page = visit.open(at(live, L=3, H=1, q=10, view="steps"))
+    page.wait_for_selector(".steps-table .vector-cells")
+    seen = page.evaluate(
+        """() => {
+            const canvas = document.querySelector('.steps-q .vector-cells');
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, 1);
+            const numbers = canvas.title.split('  ').slice(0, canvas.width).map(Number);
+            return numbers.map((x, i) => [x, data[4 * i] - data[4 * i + 2]]);
+        }"""
+    )
+    assert all((warm > 0) == (x > 0) for x, warm in seen if abs(x) > 0.2)
+    model = load_model("minilm")[0].eval()
+    explain(model, SENTENCE, layer=3, head=1).save_html(tmp_path / "steps.html", queries=[10])
+    page.goto(f"file://{tmp_path}/steps.html")
+    colour = "getComputedStyle(document.querySelector('.bar')).backgroundColor"
+    red, _, blue = (int(n) for n in re.findall(r"\d+", page.evaluate(colour))[:3])
+    assert red > blue
+    visit.requests.clear()

@@ -38,8 +38,8 @@ __all__ = [
     "write",
 ]
 
-# Blue above zero, orange below: told apart by the colour-blind, readable on black and on white.
-ABOVE, BELOW = (43, 131, 216), (230, 126, 34)
+# Orange above zero, blue below, as in the explorer: told apart by the colour-blind, readable on black and on white.
+ABOVE, BELOW = (230, 126, 34), (43, 131, 216)
 # Letters with an index below or above.
 _LOWERED = re.compile(r"\b([A-Za-z]|omega|alpha)_([a-z0-9]{1,2})\b")
 _RAISED = re.compile(r"\b([A-Za-z])\^([A-Za-z0-9])\b")

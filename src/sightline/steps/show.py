@@ -134,7 +134,7 @@ def _vectors(steps: Steps, head: int) -> str:
         for i, word in enumerate(steps.labels)
     ]
     what = ", ".join(f"{name} {x.shape[1]}" for name, x in drawn.items())
-    scale = "Each number is a cell: blue above 0, orange below, the deeper the larger; the largest 2 % alike."
+    scale = "Each number is a cell: orange above 0, blue below, the deeper the larger; the largest 2 % alike."
     return "<h2>Words as vectors</h2>" + html.table(["word", *drawn], rows, caption=f"{scale} Numbers in each: {what}.")
 
 

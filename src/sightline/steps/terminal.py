@@ -232,7 +232,7 @@ class Heat:
             return Text("·", style="dim")
         x = float(self.matrix[i, j])
         share = min(abs(x) / self.largest, 1.0) if abs(x) < float("inf") else 0.0
-        colour, text = "yellow" if x < 0 else "blue", weight(x, self.digits)
+        colour, text = "blue" if x < 0 else "yellow", weight(x, self.digits)
         if not blocks:
             return Text(text, style=f"bold {colour}" if share >= 0.5 else "dim" if share < 0.05 else "")
         block = _SHADES[max(round(share * (len(_SHADES) - 1)), share >= 0.05)]
