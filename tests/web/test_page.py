@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -953,3 +955,79 @@ def test_orange_is_positive_in_the_explorer_and_on_pages_of_steps(visit: Visit, 
     red, _, blue = (int(n) for n in re.findall(r"\d+", page.evaluate(colour))[:3])
     assert red > blue
     visit.requests.clear()
+
+
+def test_words_from_right_to_left_keep_their_place_in_a_sentence(visit: Visit, add: Add) -> None:
+    from web.conftest import make_run, sights
+
+    tokens = ["שלום", "עולם", "יפה", "מאוד"] * 3
+    page = visit.open(f"#v=1&run={add(make_run(sights(len(tokens)), tokens))}&L=0&H=0&q=9&k=2")
+    visit.until("document.querySelector('.portrait .summary').textContent.includes('strongest')")
+    lefts = page.evaluate(
+        """() => {
+            const summary = document.querySelector('.portrait .summary');
+            summary.style.whiteSpace = 'nowrap';
+            const node = summary.firstChild, text = node.data;
+            const left = (from, to) => {
+                const range = document.createRange();
+                range.setStart(node, from);
+                range.setEnd(node, to);
+                return range.getBoundingClientRect().left;
+            };
+            const at = text.indexOf('strongest');
+            const found = [...text.matchAll(/strongest|[\\u0590-\\u05ff]+|to|[0-9.]+$/g)];
+            const words = found.filter(word => word.index >= at);
+            return words.map(word => left(word.index, word.index + word[0].length));
+        }"""
+    )
+    assert len(lefts) == 5
+    assert lefts == sorted(lefts), "strongest, its query, to, its key, and the weight: in this order"
+
+
+def test_nothing_lies_over_a_rectangle_that_is_drawn(visit: Visit, live: Live) -> None:
+    page = visit.open(at(live, L=3, H=1))
+    page.mouse.move(*visit.cell(2, 2))
+    page.wait_for_selector(".tooltip >> text=rank")
+    page.keyboard.down("Shift")
+    page.mouse.down()
+    page.mouse.move(*visit.cell(8, 9), steps=5)
+    assert page.locator(".box").is_visible()
+    assert page.locator(".centre-map .tooltip").is_hidden()
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    visit.settle()
+
+
+def test_labels_of_an_axis_do_not_collide(visit: Visit, add: Add) -> None:
+    from web.conftest import make_run, sights
+
+    tokens = [f"unreasonably{i}" for i in range(300)]
+    page = visit.open(f"#v=1&run={add(make_run(sights(300, layers=1), tokens))}&L=0&H=0&q=103&k=98")
+    box = page.locator(".centre-map .surface").bounding_box()
+    assert box is not None
+    boxes = """kind => [...document.querySelectorAll(`.centre-map .axis-label.${kind}`)].map(label => {
+        const { left, right, top, bottom } = label.getBoundingClientRect();
+        return kind === 'row' ? [top, bottom] : [left, right];
+    }).sort((a, b) => a[0] - b[0])"""
+    for pixels_along in (90, 97, 101, 105, 112, 160, 240):
+        page.mouse.move(box["x"] + pixels_along, box["y"] + pixels_along + 6)
+        page.wait_for_timeout(120)
+        for kind in ("row", "column"):
+            spans = page.evaluate(boxes, kind)
+            assert len(spans) > 2
+            assert all(a[1] <= b[0] + 1 for a, b in pairwise(spans)), (kind, pixels_along, spans)
+
+
+def test_a_reader_of_csv_gets_the_tokens_back(visit: Visit, add: Add, tmp_path: Path) -> None:
+    from web.conftest import make_run, sights
+
+    tokens = ["say", ' "hi"', ",", "\n", " {}", " kids"]
+    page = visit.open(f"#v=1&run={add(make_run(sights(len(tokens), layers=1), tokens))}&L=0&H=0")
+    page.keyboard.press("e")
+    with page.expect_download() as caught:
+        page.click("dialog[open] button:text-is('CSV')")
+    caught.value.save_as(tmp_path / "map.csv")
+    with (tmp_path / "map.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["key_token"] for row in rows if row["query"] == "5"] == tokens
+    assert {row["query_token"] for row in rows if row["query"] == "1"} == {tokens[1]}

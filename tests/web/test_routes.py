@@ -176,7 +176,7 @@ def test_export_as_csv_and_npz(client: Client, run: Run) -> None:
     answer = client.get(f"{path}csv")
     lines = answer.text.strip().splitlines()
     assert lines[0] == "query,key,query_token,key_token,weight"
-    assert lines[1].startswith('10,0,"""left""","""the""",')
+    assert lines[1].startswith('10,0,"left","the",')
     assert len(lines) - 1 == sum(min(30, i + 1) for i in range(10, 20))
     assert "attachment" in answer.headers["content-disposition"]
     whole = client.get(f"/api/runs/{run.id}/export?layer=0&head=0&format=csv")

@@ -6,6 +6,8 @@ import type { Tokens } from "./tokens";
 
 const EVERY = 14;
 const APART = 60;
+const LINE = 16;
+const WIDEST = 160;
 
 export interface Marks {
   rows: Set<number>;
@@ -17,12 +19,11 @@ export interface Marks {
 export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Marks): void {
   const { q0, q1 } = grid.visible();
   const every = grid.ch >= EVERY;
-  const places = every
-    ? range(q0, q1)
-    : withMarks(ticks(q0, q1, grid.ch, APART), [...marks.rows, marks.hoverRow], q0, q1, grid.ch);
+  const marked = [marks.hoverRow, ...marks.rows];
+  const places = every ? range(q0, q1) : withMarks(ticks(q0, q1, grid.ch, APART), marked, q0, q1, grid.ch, LINE);
   keepLabels(box, places, tokens, every, "row", (label, i) => {
     label.style.translate = `0 ${whole(every ? grid.y(i) : Math.max(grid.y(i) + Math.min(grid.ch, 4) / 2 - 8, 0))}px`;
-    label.style.height = `${every ? grid.ch : 16}px`;
+    label.style.height = `${every ? grid.ch : LINE}px`;
     mark(label, marks.rows.has(i), marks.hoverRow === i);
   });
 }
@@ -30,13 +31,29 @@ export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Ma
 export function drawColumns(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Marks): void {
   const { k0, k1 } = grid.visible();
   const every = grid.cw >= EVERY;
-  const places = every
-    ? range(k0, k1)
-    : withMarks(ticks(k0, k1, grid.cw, APART), [...marks.columns, marks.hoverColumn], k0, k1, grid.cw);
+  const marked = [marks.hoverColumn, ...marks.columns];
+  const places = every ? range(k0, k1) : withMarks(ticks(k0, k1, grid.cw, APART), marked, k0, k1, grid.cw, APART);
+  // The first label stands a little to the right, so that it is not cut off.
+  const x = (i: number) => (every ? grid.x(i) + grid.cw / 2 : Math.max(grid.x(i) + Math.min(grid.cw, 4) / 2, 18));
+  const room = every ? null : rooms(places, x);
   keepLabels(box, places, tokens, every, every ? "column steep" : "column", (label, i) => {
-    label.style.translate = `${whole(every ? grid.x(i) + grid.cw / 2 : Math.max(grid.x(i) + Math.min(grid.cw, 4) / 2, 18))}px`;
+    label.style.translate = `${whole(x(i))}px`;
+    if (room) label.style.maxWidth = `${room.get(i)}px`;
     mark(label, marks.columns.has(i), marks.hoverColumn === i);
   });
+}
+
+// How wide each label may be: as far as half way to the nearest beside it, on both sides.
+export function rooms(places: number[], x: (i: number) => number): Map<number, number> {
+  const order = [...places].sort((a, b) => a - b);
+  return new Map(
+    order.map((i, n) => {
+      const near = Math.min(
+        ...[order[n - 1], order[n + 1]].map((j) => (j === undefined ? Infinity : Math.abs(x(j) - x(i)))),
+      );
+      return [i, Math.min(Math.floor(near) - 4, WIDEST)];
+    }),
+  );
 }
 
 const shown = new WeakMap<HTMLElement, Map<string, HTMLElement>>();
@@ -91,16 +108,19 @@ function range(first: number, stop: number): number[] {
   return Array.from({ length: Math.max(0, stop - first) }, (_, i) => first + i);
 }
 
-// Marked positions are always labelled; ticks too near to them give way.
+// What is marked is labelled first, the pointer's before all; ticks, and marks too near to another, give way.
 export function withMarks(
   found: number[],
   marked: (number | null)[],
   first: number,
   stop: number,
   cell: number,
+  apart: number,
 ): number[] {
-  const kept = [...new Set(marked.filter((i): i is number => i !== null && i >= first && i < stop))];
-  return [...found.filter((i) => kept.every((m) => Math.abs(m - i) * cell >= APART / 2)), ...kept];
+  const kept: number[] = [];
+  const free = (i: number) => kept.every((other) => Math.abs(other - i) * cell >= apart);
+  for (const i of marked) if (i !== null && i >= first && i < stop && free(i)) kept.push(i);
+  return [...found.filter(free), ...kept];
 }
 
 // A strip beside an axis: one shade per pixel, the mean of what lies behind it.

@@ -117,6 +117,7 @@ export class Pointer {
     const node = el("div", { class: "box" });
     this.surface.append(node);
     this.box = true;
+    this.leave(); // what is said of a cell must not lie over the rectangle
     const move = (moved: PointerEvent) => {
       const to = this.place(moved);
       Object.assign(node.style, {

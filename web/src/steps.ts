@@ -204,7 +204,7 @@ export class StepsView {
         el(
           "span",
           { class: "fine" },
-          table.python_key === undefined ? "" : `the weight of ${keys.label(table.python_key)} as Python`,
+          table.python_key === undefined ? "" : `the weight of ${keys.name(table.python_key)} as Python`,
         ),
       ),
       python,

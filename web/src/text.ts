@@ -124,8 +124,8 @@ export class TextView {
     this.about.textContent =
       problem ||
       this.shading.words(
-        (i) => run.tokens.label(i),
-        (i) => keys.label(i),
+        (i) => run.tokens.name(i),
+        (i) => keys.name(i),
       );
     this.about.classList.toggle("problem", problem !== "");
     this.paint();

@@ -23,6 +23,13 @@ export function short(text: string, most = LONGEST): string {
   return signs.length > most ? `${signs.slice(0, most - 1).join("")}…` : signs.join("");
 }
 
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+
+// Inside a sentence: words from right to left must not pull what follows them to their other side.
+export function isolated(text: string): string {
+  return RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text;
+}
+
 // All tokens of a run, fetched page by page, those of one axis.
 export class Tokens {
   readonly texts: string[];
@@ -61,6 +68,11 @@ export class Tokens {
 
   label(i: number, most = LONGEST): string {
     return this.text(i) === "" && i < this.length ? `#${i}` : short(this.text(i), most); // not there yet, or without a name
+  }
+
+  // A label inside a sentence.
+  name(i: number): string {
+    return isolated(this.label(i));
   }
 
   // A token to put into a page, isolated so that right-to-left text keeps to itself.

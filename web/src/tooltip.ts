@@ -113,7 +113,7 @@ export class Tooltip {
         );
       if (weight !== null && peek)
         this.found(
-          `${queries.label(cells.q0)} to ${keys.label(cells.k0)}: ${show(weight)}${"rank" in peek && peek.rank ? `, rank ${peek.rank}` : ""}`,
+          `${queries.name(cells.q0)} to ${keys.name(cells.k0)}: ${show(weight)}${"rank" in peek && peek.rank ? `, rank ${peek.rank}` : ""}`,
         );
     } else {
       const span = (a: number, b: number) =>

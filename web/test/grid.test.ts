@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { running, withMarks } from "../src/axes";
+import { rooms, running, withMarks } from "../src/axes";
 import { Grid, single, ticks } from "../src/grid";
 
 function grid(queries: number, keys: number, zoom: number, width = 800, height = 600): Grid {
@@ -79,8 +79,22 @@ describe("ticks", () => {
   });
 
   test("give way to what is marked", () => {
-    expect(withMarks([0, 10, 20], [9, null, 500], 0, 30, 4)).toEqual([0, 20, 9]);
-    expect(withMarks([0, 10, 20], [10, 10], 0, 30, 4)).toEqual([0, 20, 10]);
+    expect(withMarks([0, 10, 20], [9, null, 500], 0, 30, 4, 30)).toEqual([0, 20, 9]);
+    expect(withMarks([0, 10, 20], [10, 10], 0, 30, 4, 30)).toEqual([0, 20, 10]);
+  });
+
+  test("and marks to those before them, where there is no room for both", () => {
+    expect(withMarks([], [10, 12, 30], 0, 40, 4, 16)).toEqual([10, 30]);
+    expect(withMarks([], [10, 14], 0, 40, 4, 16)).toEqual([10, 14]);
+  });
+
+  test("are no wider than the way to the next", () => {
+    expect([...rooms([30, 0, 10], (i) => 6.5 * i)]).toEqual([
+      [0, 61],
+      [10, 61],
+      [30, 126],
+    ]);
+    expect([...rooms([7], (i) => 6.5 * i)]).toEqual([[7, 160]]);
   });
 });
 

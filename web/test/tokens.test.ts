@@ -1,6 +1,6 @@
 import { describe, expect, test, vi } from "vitest";
 import type { TokenPage } from "../src/source";
-import { GLUED, short, Tokens, visible } from "../src/tokens";
+import { GLUED, isolated, short, Tokens, visible } from "../src/tokens";
 
 describe("a token on the page", () => {
   test.each([
@@ -20,6 +20,13 @@ describe("a token on the page", () => {
     expect(short("a".repeat(15))).toBe(`${"a".repeat(13)}…`);
     expect(short("🙂".repeat(4), 3)).toBe("🙂🙂…");
   });
+});
+
+test("words from right to left are isolated in a sentence, others are as they are", () => {
+  expect(isolated("שלום")).toBe("\u2068שלום\u2069");
+  expect(isolated("سلام")).toBe("\u2068سلام\u2069");
+  expect(isolated("kids")).toBe("kids");
+  expect(isolated("猫…")).toBe("猫…");
 });
 
 describe("tokens", () => {

@@ -15,7 +15,7 @@ NPZ_BYTES = 64 << 20
 
 
 def csv(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
-    """A line for every visible cell: positions, tokens in JSON quotes, weight."""
+    """A line for every visible cell: positions, tokens in quotes, weight."""
     weights, queries, keys = _rectangle(run, layer, head, rows, columns, CSV_CELLS, "cells as CSV")
     lines = ["query,key,query_token,key_token,weight"]
     quoted = [_quoted(token) for token in keys]
@@ -78,5 +78,5 @@ def _tokens(texts: list[str], span: slice) -> list[str]:
 
 
 def _quoted(token: str) -> str:
-    """A token as JSON, and that as a field of CSV: nothing in it can end the field or the line."""
-    return '"' + json.dumps(token, ensure_ascii=False).replace('"', '""') + '"'
+    """A token as a field of CSV, as it is: a reader of CSV gives it back."""
+    return '"' + token.replace('"', '""') + '"'
