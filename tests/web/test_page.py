@@ -858,9 +858,21 @@ window.fetch = async (url, ...rest) => {
 """
 
 
-def test_the_strongest_link_is_pinned_however_late_it_is_known(visit: Visit) -> None:
+@pytest.fixture
+def newcomer(browser: Browser, runs: Path) -> Iterator[Visit]:
+    """A page on a server of its own, whose newest run is the one about the kids; links come late."""
+    service = Service(performer(Models([]), lambda run: None))
+    service.library.shelve_folder(runs)
+    server = Live(service)
+    visit = Visit(browser, server.base)
     visit.page.add_init_script(SLOW_LINK)
-    page = visit.open()
+    yield visit
+    visit.close()
+    server.close()
+
+
+def test_the_strongest_link_is_pinned_however_late_it_is_known(newcomer: Visit) -> None:
+    visit, page = newcomer, newcomer.open()
     page.wait_for_timeout(1200)
     assert "q=" not in page.url
     page.evaluate("window.links_.splice(0).forEach(done => done())")
@@ -868,9 +880,8 @@ def test_the_strongest_link_is_pinned_however_late_it_is_known(visit: Visit) -> 
     visit.until("document.querySelector('.sentence .weight').textContent !== ''")
 
 
-def test_a_late_link_does_not_disturb_who_has_begun_to_look_around(visit: Visit) -> None:
-    visit.page.add_init_script(SLOW_LINK)
-    page = visit.open()
+def test_a_late_link_does_not_disturb_who_has_begun_to_look_around(newcomer: Visit) -> None:
+    page = newcomer.open()
     page.wait_for_timeout(1200)
     page.click(".t >> text=scared")
     page.evaluate("window.links_.splice(0).forEach(done => done())")
