@@ -11,7 +11,6 @@ from fastapi import FastAPI
 
 from sightline.web import problems
 from sightline.web.routes import routes
-from sightline.web.shapes import described
 
 HERE = Path(__file__).resolve().parent
 TYPES = HERE / "src" / "api.d.ts"
@@ -25,7 +24,7 @@ def description() -> dict[str, Any]:
     app = FastAPI(title="Sightline explorer")
     problems.install(app)
     app.include_router(routes(None))  # type: ignore[arg-type]
-    return described(app.openapi())
+    return app.openapi()
 
 
 def typed(api: dict[str, Any]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
 from by_path import module_at
 from explore_cases import make_run, sights, words
 from sightline.explore.run import Run
 from sightline.web import shapes
+from sightline.web.routes import routes
 from web.browser import build_page
 from web.conftest import Client
 
@@ -19,9 +22,17 @@ ROOT = Path(__file__).resolve().parents[2]
 describe = module_at(ROOT / "web" / "describe.py")
 
 
-def holds(route: str, body: str | bytes, method: str = "get") -> None:
-    answer, _, _ = shapes.ANSWERS[method, route]
-    TypeAdapter(answer).validate_json(body, strict=True)
+# What each route says that it answers, by its method and path; a stream says it of its events.
+ANSWERS: dict[tuple[str, str], Any] = {
+    (method, route.path): route.response_model
+    for route in routes(None).routes  # type: ignore[arg-type]
+    if isinstance(route, APIRoute)
+    for method in route.methods
+} | {("GET", "/api/runs/{run}/events"): shapes.Order}
+
+
+def holds(route: str, body: str | bytes, method: str = "GET") -> None:
+    TypeAdapter(ANSWERS[method, route]).validate_json(body, strict=True)
 
 
 def test_the_types_of_the_page_are_what_the_server_says_now() -> None:
@@ -32,14 +43,19 @@ def test_the_types_of_the_page_are_what_the_server_says_now() -> None:
 
 def test_the_server_describes_every_route_as_these_shapes_do(client: Client) -> None:
     """The one that is asked, and the one the types are made of, are the same."""
-    served = shapes.described(client.get("/api/openapi.json").json())
+    served = client.get("/api/openapi.json").json()
     made = describe.description()
     assert served["paths"] == made["paths"]
     assert served["components"] == made["components"]
 
 
+def test_events_are_described_as_events_of_orders(client: Client) -> None:
+    answers = client.get("/api/openapi.json").json()["paths"]["/api/runs/{run}/events"]["get"]["responses"]
+    assert answers["200"]["content"] == {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Order"}}}
+
+
 def test_only_raw_numbers_and_files_are_not_described(client: Client) -> None:
-    api = shapes.described(client.get("/api/openapi.json").json())
+    api = client.get("/api/openapi.json").json()
     left = {
         path.split("/")[4]
         for path, methods in api["paths"].items()
@@ -74,7 +90,7 @@ def test_answers_have_their_shape(route: str, path: str, client: Client, run: Ru
 
 def test_orders_have_their_shape_from_first_to_last(client: Client) -> None:
     ordered = client.post("/api/runs", json={"text": "it will fail", "model": "words"})
-    holds("/api/runs", ordered.content, "post")
+    holds("/api/runs", ordered.content, "POST")
     id = ordered.json()["id"]
     told = [line[6:] for line in client.get(f"/api/runs/{id}/events").text.splitlines() if line.startswith("data: ")]
     assert json.loads(told[-1])["problem"]["got"] == "RuntimeError: the model broke"
@@ -106,4 +122,4 @@ def test_what_is_not_described_would_be_noticed() -> None:
     with pytest.raises(ValueError, match="colour"):
         holds("/api/runs/{run}/peek/{layer}/{head}", '{"link": null, "colour": "blue"}')
     with pytest.raises(ValueError, match="Input should be a valid integer"):
-        holds("/api/runs", '{"id": "a", "position": "1"}', "post")
+        holds("/api/runs", '{"id": "a", "position": "1"}', "POST")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.run import Run
+from sightline.web import shapes
 from sightline.web.parse import numbers, span
 from sightline.web.problems import Answer, Problem, to_json
 from sightline.web.service import Service
@@ -24,6 +25,8 @@ FOREVER = "private, max-age=31536000, immutable"
 MOST_QUERIES = 64
 # Seconds without an event before a line says that the connection is still there.
 SILENCE = 15.0
+# Each event is an order; FastAPI has no other word for it.
+EVENTS = {"content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Order"}}}}
 
 
 class NewRun(BaseModel):
@@ -38,7 +41,11 @@ class NewRun(BaseModel):
 
 
 def routes(service: Service) -> APIRouter:
-    """All routes of the API, on one service."""
+    """All routes of the API, on one service.
+
+    They say what they answer in `shapes`, for whoever reads the description; what they answer is JSON already, which
+    FastAPI sends as it is.
+    """
     api = APIRouter(prefix="/api")
 
     def found(run: str) -> Run:
@@ -47,7 +54,7 @@ def routes(service: Service) -> APIRouter:
     async def wait_for(request: Request, work: Awaitable[Any]) -> Any:
         return await unless_over(service, request, work)
 
-    @api.get("/limits", tags=["server"])
+    @api.get("/limits", tags=["server"], response_model=shapes.Limits)
     async def limits() -> Answer:
         """What the server allows, and the models it can run."""
         return Answer(
@@ -62,13 +69,13 @@ def routes(service: Service) -> APIRouter:
             }
         )
 
-    @api.get("/runs", tags=["runs"])
+    @api.get("/runs", tags=["runs"], response_model=shapes.Runs)
     async def runs() -> Answer:
         """Every run: made here or saved, and the orders that wait or run."""
         waiting = [job.about(service.jobs.position(job)) for job in service.jobs.by_id.values() if not job.over]
         return Answer({"runs": service.library.listed(), "orders": waiting}, headers={"Cache-Control": "no-store"})
 
-    @api.post("/runs", status_code=202, tags=["runs"])
+    @api.post("/runs", status_code=202, tags=["runs"], response_model=shapes.Ordered)
     async def create(new: NewRun) -> Answer:
         """Run a model on a text. Answers at once with the run's id and its place in the queue."""
         size = len(new.text.encode("utf-8", "surrogatepass"))
@@ -83,7 +90,7 @@ def routes(service: Service) -> APIRouter:
         job = service.order(RunRequest(new.text, new.model, new.layers, new.generate))
         return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
 
-    @api.get("/runs/{run}", tags=["runs"])
+    @api.get("/runs/{run}", tags=["runs"], response_model=shapes.Run | shapes.Order)
     async def about(run: str) -> Answer:
         """A run: its model, text and layers; or where its order stands."""
         if run not in service.library and (job := service.jobs.by_id.get(run)) is not None:
@@ -97,14 +104,14 @@ def routes(service: Service) -> APIRouter:
         service.close_run(run)
         return Response(status_code=204)
 
-    @api.get("/runs/{run}/events", tags=["runs"])
+    @api.get("/runs/{run}/events", tags=["runs"], response_class=StreamingResponse, responses={200: EVENTS})
     async def events(run: str) -> StreamingResponse:
         """How an order goes, as server-sent events, until it is over."""
         return StreamingResponse(
             stream(service.events(run)), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
         )
 
-    @api.get("/runs/{run}/tokens", tags=["numbers"])
+    @api.get("/runs/{run}/tokens", tags=["numbers"], response_model=shapes.Tokens)
     async def tokens(
         request: Request,
         run: str,
@@ -129,7 +136,7 @@ def routes(service: Service) -> APIRouter:
         body = {"from": start, "to": stop, "texts": labels.texts[start:stop], "kinds": labels.kinds[start:stop]}
         return finished(request, it, Answer(body))
 
-    @api.get("/runs/{run}/portraits", tags=["numbers"])
+    @api.get("/runs/{run}/portraits", tags=["numbers"], response_model=shapes.Portraits)
     async def portraits(request: Request, run: str) -> Response:
         """What every head is like, which heads are alike, and the head to look at first."""
         it = found(run)
@@ -185,7 +192,11 @@ def routes(service: Service) -> APIRouter:
             return Response(status_code=202, headers={"Retry-After": "2", "Cache-Control": "no-store"})
         return finished(request, it, binary(np.concatenate(both).tobytes()))
 
-    @api.get("/runs/{run}/peek/{layer}/{head}", tags=["numbers"])
+    @api.get(
+        "/runs/{run}/peek/{layer}/{head}",
+        tags=["numbers"],
+        response_model=shapes.Cell | shapes.Patch | shapes.Link,
+    )
     async def peek(
         request: Request, run: str, layer: int, head: int, rows: str | None = None, cols: str | None = None
     ) -> Response:
@@ -210,7 +221,7 @@ def routes(service: Service) -> APIRouter:
         make = lambda: service.atlas.rollout(it, queries).tobytes()  # noqa: E731
         return finished(request, it, binary(await wait_for(request, service.slow((it.key, "rollout", q), make))))
 
-    @api.get("/runs/{run}/steps/{layer}/{head}", tags=["numbers"])
+    @api.get("/runs/{run}/steps/{layer}/{head}", tags=["numbers"], response_model=shapes.Steps)
     async def steps(
         request: Request,
         run: str,

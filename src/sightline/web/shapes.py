@@ -1,13 +1,13 @@
-"""What the API answers, field by field: the page's types are made of this, and a test holds every answer to it.
+"""What the API answers, field by field: its routes say so, the page's types are made of it, a test holds answers to it.
 
 Raw numbers (tiles, rows, columns, thumbnails, tracks, rollout) and files have no shape.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Literal, NotRequired
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # that of typing lacks what pydantic needs before Python 3.12
 
 # Nothing is answered that is not described; but the lines of the steps have a field for every column of their table.
@@ -215,43 +215,3 @@ class Steps(TypedDict):
     python: NotRequired[str]
     python_key: NotRequired[int]
     projection: NotRequired[list[float]]
-
-
-# What each route answers, by its method and path; with which status, and as JSON or as events of it.
-ANSWERS: dict[tuple[str, str], tuple[Any, str, str]] = {
-    ("get", "/api/limits"): (Limits, "200", "application/json"),
-    ("get", "/api/runs"): (Runs, "200", "application/json"),
-    ("post", "/api/runs"): (Ordered, "202", "application/json"),
-    ("get", "/api/runs/{run}"): (Run | Order, "200", "application/json"),
-    ("get", "/api/runs/{run}/events"): (Order, "200", "text/event-stream"),
-    ("get", "/api/runs/{run}/tokens"): (Tokens, "200", "application/json"),
-    ("get", "/api/runs/{run}/portraits"): (Portraits, "200", "application/json"),
-    ("get", "/api/runs/{run}/peek/{layer}/{head}"): (Cell | Patch | Link, "200", "application/json"),
-    ("get", "/api/runs/{run}/steps/{layer}/{head}"): (Steps, "200", "application/json"),
-}
-
-
-def described(api: dict[str, Any]) -> dict[str, Any]:
-    """The description of the API (OpenAPI), with what its routes answer: for as long as they do not say so themselves.
-
-    >>> paths = {path: {method: {}} for method, path in ANSWERS if path != "/api/runs"}
-    >>> paths["/api/runs"] = {"get": {}, "post": {}}
-    >>> answers = described({"paths": paths})["paths"]["/api/limits"]["get"]["responses"]
-    >>> answers["200"]["content"]["application/json"]["schema"]
-    {'$ref': '#/components/schemas/Limits'}
-    """
-    kinds: list[tuple[Any, Any, TypeAdapter[Any]]] = [
-        (route, "serialization", TypeAdapter(answer)) for route, (answer, _, _) in ANSWERS.items()
-    ]
-    schemas, defined = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
-    paths = {path: dict(methods) for path, methods in api["paths"].items()}
-    for (method, path), (_, status, media) in ANSWERS.items():
-        answer = {
-            "description": "Successful Response",
-            "content": {media: {"schema": schemas[(method, path), "serialization"]}},
-        }
-        operation = paths[path][method]
-        paths[path][method] = {**operation, "responses": {**operation.get("responses", {}), status: answer}}
-    parts = api.get("components", {})
-    every = {**parts.get("schemas", {}), **defined.get("$defs", {})}
-    return {**api, "paths": paths, "components": {**parts, "schemas": {name: every[name] for name in sorted(every)}}}
