@@ -117,7 +117,8 @@ def _code(thing: Any) -> Hashable:
 def _compiled(kind: Hashable, scale: float) -> Callable[..., Any]:
     """A compiled FlexAttention for one kind of call: torch counts what it compiles for each piece of code.
 
-    The scale is written into the code: beside it, it would be a number that may change, which FlexAttention cannot take.
+    The scale is written into the code: beside it, it would be a number that may change, which FlexAttention does not
+    take.
     """
     from torch.nn.attention.flex_attention import flex_attention
 

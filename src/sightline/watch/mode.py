@@ -102,7 +102,10 @@ class WatchMode(TorchFunctionMode):
         care = _CARE.get(func)
         if care is None:
             care = _care(func)
-        if care is NONE or (not self.trace.marks and (care is MARKS or (care is FIRST and args and self._new(args[0])))):
+        idle = care is NONE
+        if not idle and not self.trace.marks:
+            idle = care is MARKS or (care is FIRST and bool(args) and self._new(args[0]))
+        if idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)

@@ -281,7 +281,7 @@ class Watcher(Following):
             layer = Layer(full, self.order[name], kind, type(module).__name__, self.heads(name, s.heads), self.wanted)
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
-        with torch.inference_mode(False), torch.no_grad():
+        with state.quiet(), torch.inference_mode(False), torch.no_grad():
             if self.gather.step(layer, call, row, first_query, first_key):
                 return
             if layer.heads is not None:
