@@ -203,3 +203,35 @@ def test_masks_it_leaves_to_the_walk(mask):
     q = torch.randn(1, 1, 32, 16)
     call = make_call(q, q, q, mask=mask)
     assert on_gpu.run(Levels(call, rows_only(call)), compute._plan(call, ["received"])) is None
+
+
+def test_what_is_not_finite_stays_in_the_rows_that_see_it():
+    """Slots of a pixel that have no row look at some other row: they must not see what that one sees."""
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 1, 41, 16, device=DEVICE) for _ in range(2))
+    picture = sl.Picture(7, 9)
+    found = []
+    for key in (k[0, 0, 35].clone(), torch.nan):
+        k[0, 0, 35] = key
+        call = make_call(q, k, k, mask=sl.causal())
+        levels = Levels(
+            call, rows_only(call).masked_fill(torch.arange(41, device=DEVICE) >= 35, key if key is torch.nan else 1.0)
+        )
+        job = compute._plan(call, [picture])
+        found.append(compute._with_pictures(call, job, *on_gpu.run(levels, job))[picture][0, 0])
+    clean, hurt = found
+    torch.testing.assert_close(hurt[:6], clean[:6])  # rows 0 to 34
+    assert hurt[6].isnan().any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+def test_rows_of_which_nothing_is_known_say_so():
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 1, 41, 16, device=DEVICE) for _ in range(2))
+    call = make_call(q, k, k, mask=sl.causal())
+    row = rows_only(call)
+    row[..., 7] = torch.nan
+    levels = Levels(call, row)
+    fast = on_gpu.run(levels, compute._plan(call, ["entropy", "distance", "total", "max_score"]))[0]
+    for found in fast.values():
+        assert torch.equal(found.isnan(), row.isnan())

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from sightline.kernels.launch import kernel
 from sightline.kernels.tile import (
+    HIDDEN,
     add_up,
     away,
     by_thread,
@@ -159,6 +160,8 @@ def program(
                         limit = tl.minimum(tl.load(STOP + b * interval_batch + row), last_column)
                     if STARTS:
                         first = tl.load(FIRST + b * interval_batch + row)
+                    # The row of a slot without one is another's: it may see what is not finite.
+                    limit = tl.where(lse2 > -HIDDEN / 2, 0, limit)
                 # Sums of rows go to memory in the order of the slots.
                 to = in_order(slot, mixed, BM, TAKEN)
                 place = row + (keys - queries)

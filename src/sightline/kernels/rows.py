@@ -63,22 +63,24 @@ def _finish(
         slot = tl.load(PLACES + row, mask=ok, other=0)
     at = map_id * slots + slot
     sums = SUMS + at * PER_ROW
+    lse = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32)
+    # Whole numbers know no NaN: a row that has one says so by its lse.
+    nothing = tl.where(lse == lse, 0.0, float("nan"))
     if AT_TOTAL >= 0:
         total = tl.load(sums + AT_TOTAL, mask=ok, other=0).to(tl.float32) * unit_total
-        tl.store(TOTAL + i, total, mask=ok)
+        tl.store(TOTAL + i, total + nothing, mask=ok)
     if AT_ENTROPY >= 0:
         spread = -(tl.load(sums + AT_ENTROPY, mask=ok, other=0).to(tl.float32) * unit_entropy)
-        tl.store(ENTROPY + i, tl.maximum(spread, 0.0), mask=ok)
+        tl.store(ENTROPY + i, tl.maximum(spread, 0.0) + nothing, mask=ok)
     if AT_DISTANCE >= 0:
         far = tl.load(sums + AT_DISTANCE, mask=ok, other=0).to(tl.float32) * unit_distance
-        tl.store(DISTANCE + i, far, mask=ok)
+        tl.store(DISTANCE + i, far + nothing, mask=ok)
     if MAXIMUM:
         bits = tl.load(LARGEST + at, mask=ok, other=0x7FFFFFFF)
-        score = tl.load(LSE + i, mask=ok, other=0.0).to(tl.float32)
         below = bits.to(tl.float32, bitcast=True) - tl.load(REST + i, mask=ok, other=0.0)
-        score -= below * 0.6931471805599453
+        score = lse - below * 0.6931471805599453
         # Where nothing was seen the bits are NaN as a float.
-        tl.store(SCORE + i, tl.where(score == score, score, -float("inf")), mask=ok)
+        tl.store(SCORE + i, tl.where(score == score, score, -float("inf")) + nothing, mask=ok)
 
 
 def prepare(lse: Tensor, rows: Rows, per_row: int, largest: Tensor | None) -> tuple[Tensor, Tensor]:
