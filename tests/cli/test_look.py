@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from sightline.cli import app as cli
 from sightline.cli import look as command
 from sightline.cli.account import account
 from sightline.cli.app import app
@@ -118,11 +119,30 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, text: str) -
         (["--model", "gpt-9"], "there is no model 'gpt-9'"),
         (["--out", "/no/such/folder/run"], "there is no such folder"),
         (["--layers", "9-1"], "no such layers"),
+        (["--layers", ","], "no such layers"),
+        (["--layers", "nothing"], "no attention has such a name"),
     ],
 )
 def test_mistakes_are_errors_of_ours(arguments: list[str], text: str) -> None:
     with pytest.raises(InputError, match=text):
         CliRunner().invoke(app, ["look", "a text", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "layers, missing", [("99", "99"), ("0,6-20", "6, 7, 8, 9, 10, 11, 12, 13 …"), ("2,embed*", "embed*")]
+)
+def test_layers_that_are_not_there_are_one_line_and_no_run(
+    layers: str, missing: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The others that were asked for are not shown as if they were all."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(["look", "a text", "--layers", layers, "--out", str(tmp_path / "run")])
+    assert str(stopped.value.code) == (
+        "sightline: minilm has no such layers; expected: 0 to 5, or a name such as encoder.layers.5.attention; "
+        f"got: {missing}; try: 0-5"
+    )
+    assert not recwarn.list
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

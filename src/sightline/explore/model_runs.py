@@ -23,6 +23,7 @@ from sightline.models.checkpoint import open_checkpoint
 from sightline.nn import MultiHeadAttention
 from sightline.watch import Seen, watch
 from sightline.watch import load as load_run
+from sightline.watch.choose import LayerChoice
 
 # What the first view needs of every head; anything else is computed from q and k when it is asked for.
 STATS = ("entropy", "received", "overview", "overview_max", "shares")
@@ -165,10 +166,11 @@ def watched(
         raise InputError(
             explain(f"{request.model} cannot generate", expected="a causal model", got=request.model, hint="generate=0")
         )
+    layers = _layers(model, request)
     meta = {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
     with (
         torch.no_grad(),
-        watch(model, chosen(request.layers), keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,
+        watch(model, layers, keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,
     ):
         seen.meta.update(meta)
         if not request.generate:
@@ -206,7 +208,7 @@ def _encoded(tokenizer: Any, request: RunRequest) -> Any:
 
 
 def chosen(layers: str | None) -> list[int | str] | None:
-    """Layers as people write them: `0-3,5`, or names.
+    """Layers as people write them: `0-3,5`, or names; None for all.
 
     >>> chosen("0-2,5,encoder.layers.4")
     [0, 1, 2, 5, 'encoder.layers.4']
@@ -224,7 +226,27 @@ def chosen(layers: str | None) -> list[int | str] | None:
             found.extend(range(int(first), int(last) + 1))
         elif part:
             found.append(part)
+    if not found:
+        raise InputError(explain("no such layers", expected="e.g. 0-3,5", got=layers[:40], hint="0-3"))
     return found
+
+
+def _layers(model: Any, request: RunRequest) -> list[int | str] | None:
+    """The layers that are asked for, each of which is there: that need not wait until the model has run."""
+    wanted = chosen(request.layers)
+    names = [name for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
+    missing = LayerChoice(wanted, [name for name, _ in model.named_modules()]).idle(names)
+    if missing and names:
+        last = len(names) - 1
+        raise InputError(
+            explain(
+                f"{request.model} has no such layers",
+                expected=f"0 to {last}, or a name such as {names[-1]}",
+                got=", ".join(str(layer)[:40] for layer in missing[:8]) + (" …" if len(missing) > 8 else ""),
+                hint=f"0-{last}" if last else "0",
+            )
+        )
+    return wanted
 
 
 def _generate(
