@@ -58,15 +58,36 @@ def test_the_map_is_drawn_with_and_without_colours(saved: tuple[Path, str], colo
     assert ("@@" in text) == (color is None)
 
 
-def test_what_was_not_seen_is_told(saved: tuple[Path, str]) -> None:
-    seen = load(saved[0])
-    assert "without being seen" not in saved[1]
-    seen._unseen = {f"layers.{i}": "it is written [by hand]" for i in range(11)}
-    console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
+def told_unseen(folder: Path, unseen: dict[str, str], width: int = 100) -> str:
+    seen = load(folder)
+    seen._unseen = unseen
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
     account(as_run("x", seen), 3, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "11 modules attended without being seen:\n  layers.0: it is written [by hand]\n" in text
-    assert "  layers.7: it is written [by hand]\n  and 3 more\n" in text
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def test_what_was_not_seen_is_told_by_reason(saved: tuple[Path, str]) -> None:
+    assert "without being seen" not in saved[1]
+    unseen = {f"layers.{i}": "it is written [by hand]" for i in range(11)}
+    unseen |= {"head.attention": "torch.jit made it", "layers.11": "it is written [by hand]"}
+    assert """\
+13 modules attended without being seen:
+  it is written [by hand]
+    layers.0, layers.1, layers.2, layers.3, layers.4, layers.5, layers.6, layers.7 and 4 more
+  torch.jit made it
+    head.attention
+
+""" in told_unseen(saved[0], unseen)
+    assert "1 module attended without being seen:\n  why\n    it\n" in told_unseen(saved[0], {"it": "why"})
+
+
+def test_what_was_not_seen_keeps_its_indent_and_its_end(saved: tuple[Path, str]) -> None:
+    """In a narrow terminal, and with more reasons than anybody reads."""
+    text = told_unseen(saved[0], {f"layers.{i}.attention": f"reason {i // 2}" for i in range(21)}, width=38)
+    assert "  reason 0\n    layers.0.attention,\n    layers.1.attention\n  reason 1\n" in text
+    assert "  and 5 more, for other reasons" in text
+    assert "reason 8" not in text
 
 
 def test_a_report_is_one_page_without_addresses_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -33,15 +34,7 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> None:
         f"{len(run.layers)} layers, {len(order)} heads\n"
     )
     if run.unseen:
-        names = Text(
-            f"{len(run.unseen)} {'module' if len(run.unseen) == 1 else 'modules'} attended without being seen:\n",
-            style="bold",
-        )
-        for name, reason in list(run.unseen.items())[:UNSEEN]:
-            names.append(f"  {name}: {reason}\n", style="default")
-        if len(run.unseen) > UNSEEN:
-            names.append(f"  and {len(run.unseen) - UNSEEN:,} more\n", style="dim")
-        console.print(names)
+        _say_unseen(run.unseen, console)
     console.print(_tokens(run))
     small = run.layers[0].queries * run.layers[0].keys <= SMALL
     looked = sorted(order) if small else order[:heads]
@@ -52,6 +45,23 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> None:
     layer, head = order[0]
     console.print(f"[bold]Layer {layer} head {run.layers[layer].numbers[head]}[/], queries down, keys across")
     console.print(_map(run, layer, head, console))
+
+
+def _say_unseen(unseen: dict[str, str], console: Console) -> None:
+    """What attended without being seen: each reason once, and under it who gave it."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in unseen.items():
+        groups.setdefault(reason, []).append(name)
+    modules = "module" if len(unseen) == 1 else "modules"
+    console.print(Text(f"{len(unseen):,} {modules} attended without being seen:", style="bold"))
+    for reason, names in list(groups.items())[:UNSEEN]:
+        more = f" and {len(names) - UNSEEN:,} more" if len(names) > UNSEEN else ""
+        console.print(Padding.indent(Text(reason), 2))
+        console.print(Padding.indent(Text(", ".join(names[:UNSEEN]) + more), 4))
+    if len(groups) > UNSEEN:
+        left = sum(map(len, list(groups.values())[UNSEEN:]))
+        console.print(f"  and {left:,} more, for other reasons", style="dim")
+    console.print()
 
 
 def _tokens(run: Run) -> Text:
