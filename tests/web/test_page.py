@@ -777,18 +777,6 @@ def test_zooming_in_on_a_long_map_reaches_cells(visit: Visit, live: Live, long: 
     assert float(shown) == pytest.approx(exact, rel=0.06)
 
 
-def test_what_was_not_seen_is_said_in_the_header(visit: Visit, live: Live, add: Add) -> None:
-    run = relu_run()
-    run.account.unseen = {"layers.7.attention": "it is written by hand"}  # type: ignore[attr-defined]
-    page = visit.open(f"#v=1&run={add(run)}&L=0&H=0")
-    note = page.locator(".bar .unseen")
-    note.wait_for(state="visible")
-    assert note.inner_text() == "1 not seen"
-    assert "layers.7.attention: it is written by hand" in (note.get_attribute("title") or "")
-    page.locator(".run-select").select_option(live.kids)  # type: ignore[attr-defined]
-    note.wait_for(state="hidden")
-
-
 # The first five minutes
 
 

@@ -4,6 +4,7 @@ import { onChange } from "./changes";
 import type { Context } from "./context";
 import { el, icon, svg } from "./dom";
 import { isRun, type Limits, type OrderInfo, type RunShort, sentence } from "./source";
+import { Unseen } from "./unseen";
 
 export const EXAMPLE = "The kids were scared of the lions, so they left right away.";
 
@@ -15,7 +16,7 @@ export class Header {
   private runSelect = el("select", { class: "run-select", attrs: { "aria-label": "run" } });
   private layerSelect = el("select", { attrs: { "aria-label": "layer" } });
   private headSelect = el("select", { attrs: { "aria-label": "head" } });
-  private unseen = el("span", { class: "unseen", attrs: { hidden: true, role: "note" } });
+  readonly unseen = new Unseen();
   private composer: Composer;
   private newButton: HTMLButtonElement;
   private closeButton: HTMLButtonElement;
@@ -57,7 +58,7 @@ export class Header {
       el("span", { class: "run-pick" }, this.runSelect, this.closeButton),
       this.newButton,
       el("span", { class: "spring" }),
-      el("span", { class: "pick" }, this.unseen, this.layerSelect, this.headSelect),
+      el("span", { class: "pick" }, this.unseen.node, this.layerSelect, this.headSelect),
       el(
         "span",
         { class: "tools" },
@@ -136,15 +137,7 @@ export class Header {
         ),
       ),
     );
-    const missed = Object.entries(open.info.unseen);
-    this.unseen.hidden = !missed.length;
-    this.unseen.textContent = `${missed.length} not seen`;
-    const shown = missed.slice(0, 20).map(([name, why]) => `${name}: ${why}`);
-    this.unseen.title = [
-      "Modules that attended without being seen",
-      ...shown,
-      ...(missed.length > 20 ? [`and ${missed.length - 20} more`] : []),
-    ].join("\n");
+    this.unseen.show(open);
     const layer = open.layer(state.layer);
     this.layerSelect.title = layer.name;
     this.headSelect.replaceChildren(

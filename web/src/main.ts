@@ -95,6 +95,7 @@ class App {
       this.panels,
       this.notice,
       this.live,
+      this.header.unseen.dialog,
       this.help.node,
       this.exports.node,
     );

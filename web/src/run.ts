@@ -46,6 +46,17 @@ export class OpenRun {
     }
   }
 
+  // Who attended without being seen, by why: most of them share a reason.
+  unseenByReason(): [string, string[]][] {
+    const groups = new Map<string, string[]>();
+    for (const [name, why] of Object.entries(this.info.unseen)) {
+      const names = groups.get(why);
+      if (names) names.push(name);
+      else groups.set(why, [name]);
+    }
+    return [...groups];
+  }
+
   layer(index: number): LayerInfo {
     return this.info.layers[Math.min(index, this.info.layers.length - 1)];
   }

@@ -28,6 +28,16 @@ describe("an open run", () => {
     expect(row).toHaveBeenCalledTimes(51);
   });
 
+  test("says by reason who was not seen", () => {
+    const open = run();
+    expect(open.unseenByReason()).toEqual([]);
+    Object.assign(open.info.unseen, { "layers.0": "by hand", head: "torch.jit made it", "layers.1": "by hand" });
+    expect(open.unseenByReason()).toEqual([
+      ["by hand", ["layers.0", "layers.1"]],
+      ["torch.jit made it", ["head"]],
+    ]);
+  });
+
   test("finds the thumbnail of a head among all layers", async () => {
     const bytes = Uint8Array.from({ length: 5 * 64 * 64 }, (_, i) => Math.floor(i / (64 * 64)));
     const layers = [layer(0, { heads: 3 }), layer(1, { queries: 100, keys: 65 })];
