@@ -101,16 +101,16 @@ _refused: dict[Hashable, str] = {}
 def _kind(call: Call) -> Hashable:
     """What a compiled FlexAttention depends on: everything about a call but its lengths."""
     s, gradients = call.sizes, torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
-    mods = tuple(None if mod is None else _code(mod) for mod in (_score_mod(call), _mask_mod(call)))
+    mods = tuple(None if mod is None else code_of(mod) for mod in (_score_mod(call), _mask_mod(call)))
     return call.q.dtype, call.device, s.dim, s.value_dim, s.heads == s.kv_heads, gradients, mods
 
 
-def _code(thing: Any) -> Hashable:
+def code_of(thing: Any) -> Hashable:
     """What a function does, as far as a compiler can tell: its code, and of what it refers to that, or the type."""
     if not callable(thing) or not hasattr(thing, "__code__"):
         kind: Hashable = (thing.dtype, thing.dim()) if isinstance(thing, Tensor) else type(thing).__name__
         return kind
-    return thing.__code__, *(_code(cell.cell_contents) for cell in thing.__closure__ or ())
+    return thing.__code__, *(code_of(cell.cell_contents) for cell in thing.__closure__ or ())
 
 
 @functools.cache

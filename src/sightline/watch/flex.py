@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.attention.flex import code_of
 from sightline.errors import InputError, explain
 from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.watch import state
@@ -60,12 +62,23 @@ def _run(func: Any, args: tuple, kwargs: dict, on_gpu: bool) -> Any:
             return func(*args, **kwargs)
         # Behind its seven arguments the operator has places for buffers, which the compiler fills itself.
         given = dict(zip(_NAMES, args)) | {name: value for name, value in kwargs.items() if name in _NAMES}
-        found = _compiled(func)(*given.values())
+        found = _compiled(func, tuple(_functions(given.values())))(*given.values())
         return tuple(found[0].new_empty(0) if part is None else part for part in found)
 
 
+def _functions(given: Iterable[Any]) -> Iterator[Hashable]:
+    """What the functions among some arguments do."""
+    for thing in given:
+        if isinstance(thing, tuple):
+            yield from _functions(thing)
+        elif hasattr(thing, "__code__"):
+            yield code_of(thing)
+
+
 @functools.cache
-def _compiled(func: Any) -> Callable[..., Any]:
+def _compiled(func: Any, kind: Hashable) -> Callable[..., Any]:
+    """The compiled call of one kind: each has code of its own, because torch compiles a piece of code only so often."""
+
     def call(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Any:
         for x in (q, k, v):
             torch._dynamo.mark_static(x, -3)
@@ -79,7 +92,8 @@ def _compiled(func: Any) -> Callable[..., Any]:
         largest = found[2] if options.get("OUTPUT_MAX", True) else None
         return found[0], lse, largest
 
-    return torch.compile(call, fullgraph=True)
+    own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    return torch.compile(own, fullgraph=True)
 
 
 def read_block_mask(parts: tuple, batch: int, heads: int, device: torch.device) -> Mask | None:
