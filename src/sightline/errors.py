@@ -13,19 +13,47 @@ SightlineError
 
 from __future__ import annotations
 
+from typing import Any, overload
+
 
 class SightlineError(Exception):
     """The root of every error Sightline raises itself.
 
+    Its parts are attributes too, as text, so that an error holds on to none of the objects it speaks of and can be
+    copied and pickled whatever they are. All but `what` are None where there is only a message.
+
     >>> issubclass(InputError, SightlineError)
     True
+    >>> error = InputError("no such thing", expected="a", got=3, hint="c")
+    >>> error.what, error.expected, error.got, error.hint
+    ('no such thing', 'a', '3', 'c')
     """
+
+    what: str
+    expected: str | None
+    got: str | None
+    hint: str | None
+
+    @overload
+    def __init__(self, what: str = "", /) -> None: ...
+
+    @overload
+    def __init__(self, what: str, /, *, expected: object, got: object, hint: str) -> None: ...
+
+    def __init__(self, what: str = "", /, **parts: Any) -> None:
+        said = {name: f"{part}" for name, part in parts.items()}
+        # The one argument is the whole text: copies and pickles are made with it, and then get these attributes.
+        super().__init__(explain(what, **said) if said else what)
+        self.what = what
+        self.expected = said.get("expected")
+        self.got = said.get("got")
+        self.hint = said.get("hint")
 
 
 class InputError(SightlineError, ValueError):
     """A value, shape or name that cannot work.
 
-    >>> raise InputError(explain("no such thing", expected="a", got="b", hint="c"))
+    >>> raise InputError("no such thing", expected="a", got="b", hint="c")
     Traceback (most recent call last):
     ...
     sightline.errors.InputError: no such thing
@@ -76,7 +104,7 @@ class MissingExtraError(SightlineError, ImportError):
 
 
 def explain(what: str, *, expected: object, got: object, hint: str) -> str:
-    """The text of an error, always in the same four lines.
+    """The text of an error, always in the same four lines; an error given these parts composes it itself.
 
     >>> print(explain("q has the wrong rank", expected="2 or more axes", got="1", hint="q[None]"))
     q has the wrong rank
@@ -98,5 +126,5 @@ def missing(what: str, extra: str, error: ModuleNotFoundError) -> MissingExtraEr
     """
     needs = f"{what} needs {error.name}"
     return MissingExtraError(
-        explain(needs, expected=f"the extra `{extra}`", got=error, hint=f"pip install 'sightline[{extra}]'")
+        needs, expected=f"the extra `{extra}`", got=error, hint=f"pip install 'sightline[{extra}]'"
     )
