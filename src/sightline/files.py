@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NoReturn
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 
 _FOLDER = getattr(os, "O_DIRECTORY", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -34,12 +34,10 @@ def write_whole(path: Path, write: Callable[[Path], object], durable: bool = Tru
     """
     if path.exists() and not path.is_file():
         raise InputError(
-            explain(
-                f"{path.name} cannot be written",
-                expected="a new path, or a file to replace",
-                got="a folder, a pipe or a device of that name",
-                hint="another path",
-            )
+            f"{path.name} cannot be written",
+            expected="a new path, or a file to replace",
+            got="a folder, a pipe or a device of that name",
+            hint="another path",
         )
     temporary = path.parent / f".{path.name}.{token_hex(6)}.part{path.suffix}"
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.shapes import as_number
 
 if TYPE_CHECKING:
@@ -60,21 +60,17 @@ def exact(
     """
     if missing not in ("error", "zero"):
         raise InputError(
-            explain(
-                "missing says what to do without a key",
-                expected="'error' or 'zero'",
-                got=repr(missing),
-                hint="missing='error'",
-            )
+            "missing says what to do without a key",
+            expected="'error' or 'zero'",
+            got=repr(missing),
+            hint="missing='error'",
         )
     if missing == "zero" and not isinstance(values, torch.Tensor):
         raise InputError(
-            explain(
-                "only tensors have a zero vector",
-                expected="values as a tensor [keys, value_dim]",
-                got=type(values).__name__,
-                hint="missing='error', and catch KeyError",
-            )
+            "only tensors have a zero vector",
+            expected="values as a tensor [keys, value_dim]",
+            got=type(values).__name__,
+            hint="missing='error', and catch KeyError",
         )
     if isinstance(keys, torch.Tensor):
         return _exact_vectors(*_vectors(query, keys, values), missing)
@@ -87,14 +83,12 @@ def _exact_vectors(query: Tensor, keys: Tensor, values: Tensor, missing: str) ->
     if missing == "error" and bool(lost.any()):
         first = tuple(lost.nonzero()[0].tolist()) if lost.dim() else ()
         raise KeyNotFoundError(
-            explain(
-                "no key equals the query"
-                if lost.numel() == 1
-                else f"{int(lost.sum())} of {lost.numel()} queries equal no key",
-                expected=f"one of the {len(keys)} rows of keys, exactly",
-                got=f"query{list(first) if first else ''} = {query[first].tolist()}",
-                hint="missing='zero' for the zero vector, or soft() for the nearest key",
-            )
+            "no key equals the query"
+            if lost.numel() == 1
+            else f"{int(lost.sum())} of {lost.numel()} queries equal no key",
+            expected=f"one of the {len(keys)} rows of keys, exactly",
+            got=f"query{list(first) if first else ''} = {query[first].tolist()}",
+            hint="missing='zero' for the zero vector, or soft() for the nearest key",
         )
     # Values are picked, not multiplied by 0 and 1: a NaN or infinity beside the match stays out.
     rows, columns = match.reshape(lost.numel(), len(keys)).nonzero(as_tuple=True)
@@ -105,52 +99,42 @@ def _exact_vectors(query: Tensor, keys: Tensor, values: Tensor, missing: str) ->
 def _exact_hashable(query: Any, keys: Any, values: Any, missing: str) -> Any:
     if isinstance(query, torch.Tensor) or not isinstance(keys, Iterable):
         raise InputTypeError(
-            explain(
-                "keys and query are not of one kind",
-                expected="a tensor query with a tensor of keys, or a hashable query with a list of hashables",
-                got=f"query {type(query).__name__}, keys {type(keys).__name__}",
-                hint="torch.stack(keys), or a list of keys",
-            )
+            "keys and query are not of one kind",
+            expected="a tensor query with a tensor of keys, or a hashable query with a list of hashables",
+            got=f"query {type(query).__name__}, keys {type(keys).__name__}",
+            hint="torch.stack(keys), or a list of keys",
         )
     keys = list(keys)
     if not isinstance(values, torch.Tensor):
         if not isinstance(values, Iterable):
             raise InputTypeError(
-                explain(
-                    "values must be many",
-                    expected="a sequence or a tensor, one value for each key",
-                    got=type(values).__name__,
-                    hint="[value, ...]",
-                )
+                "values must be many",
+                expected="a sequence or a tensor, one value for each key",
+                got=type(values).__name__,
+                hint="[value, ...]",
             )
         values = list(values)
     if isinstance(values, torch.Tensor) and not values.dim():
         raise InputError(
-            explain(
-                "values must be many",
-                expected="a tensor [keys, value_dim]",
-                got="a tensor without axes",
-                hint="values[None]",
-            )
+            "values must be many",
+            expected="a tensor [keys, value_dim]",
+            got="a tensor without axes",
+            hint="values[None]",
         )
     if len(keys) != len(values):
         raise InputError(
-            explain(
-                "every key needs one value",
-                expected=f"{len(keys)} values, as many as keys",
-                got=f"{len(values)} values",
-                hint="check both lists",
-            )
+            "every key needs one value",
+            expected=f"{len(keys)} values, as many as keys",
+            got=f"{len(values)} values",
+            hint="check both lists",
         )
     for thing in (query, *keys):
         if isinstance(thing, torch.Tensor) or not _hashable(thing):
             raise InputTypeError(
-                explain(
-                    "keys are compared as in a dictionary",
-                    expected="hashable keys and query, such as str, int or tuple",
-                    got=type(thing).__name__,
-                    hint="tuple(key), or torch.stack(keys) for tensors",
-                )
+                "keys are compared as in a dictionary",
+                expected="hashable keys and query, such as str, int or tuple",
+                got=type(thing).__name__,
+                hint="tuple(key), or torch.stack(keys) for tensors",
             )
     found = [j for j, key in enumerate(keys) if key == query]
     if not found and missing == "error":
@@ -161,25 +145,21 @@ def _exact_hashable(query: Any, keys: Any, values: Any, missing: str) -> Any:
         )
         shown = ", ".join(map(repr, keys[:4]))
         raise KeyNotFoundError(
-            explain(
-                "no key equals the query",
-                expected=f"one of the {len(keys)} keys" + (f", e.g. {shown}" if keys else ""),
-                got=repr(query),
-                hint=f"{near[0]!r}, the nearest key"
-                if near
-                else "a key that is there, or missing='zero' with tensor values",
-            )
+            "no key equals the query",
+            expected=f"one of the {len(keys)} keys" + (f", e.g. {shown}" if keys else ""),
+            got=repr(query),
+            hint=f"{near[0]!r}, the nearest key"
+            if near
+            else "a key that is there, or missing='zero' with tensor values",
         )
     if isinstance(values, torch.Tensor):
         return values[found].sum(dim=0, dtype=values.dtype)
     if len(found) > 1:
         raise InputError(
-            explain(
-                "the key stands more than once, and these values have no sum",
-                expected="one key that equals the query, or values as a tensor",
-                got=f"{query!r} at {', '.join(map(str, found))}",
-                hint="remove the double keys, or torch.stack(values)",
-            )
+            "the key stands more than once, and these values have no sum",
+            expected="one key that equals the query, or values as a tensor",
+            got=f"{query!r} at {', '.join(map(str, found))}",
+            hint="remove the double keys, or torch.stack(values)",
         )
     return values[found[0]]
 
@@ -205,21 +185,19 @@ def soft(
     for name, t in (("query", query), ("keys", keys), ("values", values)):
         if not t.dtype.is_floating_point:
             raise InputTypeError(
-                explain(
-                    f"{name} must be floating point",
-                    expected="float64, float32, float16 or bfloat16",
-                    got=t.dtype,
-                    hint=f"{name}.float()",
-                )
+                f"{name} must be floating point",
+                expected="float64, float32, float16 or bfloat16",
+                got=t.dtype,
+                hint=f"{name}.float()",
             )
     heat = as_number(temperature)
     if heat is None:
         raise InputTypeError(
-            explain("temperature must be a number", expected="float", got=repr(temperature), hint="temperature=1.0")
+            "temperature must be a number", expected="float", got=repr(temperature), hint="temperature=1.0"
         )
     if not heat >= 0:
         raise InputError(
-            explain("temperature cannot be negative", expected="0 or more", got=temperature, hint="temperature=1.0")
+            "temperature cannot be negative", expected="0 or more", got=temperature, hint="temperature=1.0"
         )
     if not len(keys):
         return query.new_zeros(*query.shape[:-1], values.shape[-1])  # nothing to attend to gives 0
@@ -248,12 +226,10 @@ def _vectors(query: Any, keys: Any, values: Any) -> tuple[Tensor, Tensor, Tensor
     for name, t in (("query", query), ("keys", keys), ("values", values)):
         if not isinstance(t, torch.Tensor):
             raise InputTypeError(
-                explain(
-                    f"{name} must be a tensor, as keys are",
-                    expected="torch.Tensor",
-                    got=type(t).__name__,
-                    hint=f"torch.as_tensor({name})",
-                )
+                f"{name} must be a tensor, as keys are",
+                expected="torch.Tensor",
+                got=type(t).__name__,
+                hint=f"torch.as_tensor({name})",
             )
     shapes = f"query {tuple(query.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)}"
     if not (
@@ -263,29 +239,23 @@ def _vectors(query: Any, keys: Any, values: Any) -> tuple[Tensor, Tensor, Tensor
         and len(keys) == len(values)
     ):
         raise InputError(
-            explain(
-                "query, keys and values do not fit together",
-                expected="query [*batch, queries, dim] or [dim], keys [keys, dim], values [keys, value_dim]",
-                got=shapes,
-                hint="one row of values for each row of keys, and one dim for query and keys",
-            )
+            "query, keys and values do not fit together",
+            expected="query [*batch, queries, dim] or [dim], keys [keys, dim], values [keys, value_dim]",
+            got=shapes,
+            hint="one row of values for each row of keys, and one dim for query and keys",
         )
     if query.dtype != keys.dtype:
         raise InputTypeError(
-            explain(
-                "query and keys must have the same dtype",
-                expected=f"query as {keys.dtype}, as in keys",
-                got=query.dtype,
-                hint="query.to(keys.dtype)",
-            )
+            "query and keys must have the same dtype",
+            expected=f"query as {keys.dtype}, as in keys",
+            got=query.dtype,
+            hint="query.to(keys.dtype)",
         )
     if not query.device == keys.device == values.device:
         raise InputError(
-            explain(
-                "query, keys and values must be on the same device",
-                expected=f"all on {keys.device}",
-                got=f"query {query.device}, keys {keys.device}, values {values.device}",
-                hint="query.to(keys.device)",
-            )
+            "query, keys and values must be on the same device",
+            expected=f"all on {keys.device}",
+            got=f"query {query.device}, keys {keys.device}, values {values.device}",
+            hint="query.to(keys.device)",
         )
     return query, keys, values

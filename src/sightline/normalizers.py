@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -89,21 +89,17 @@ def get(name: str) -> Normalizer:
     """
     if not isinstance(name, str):
         raise InputTypeError(
-            explain(
-                "the normalizer is given by name",
-                expected=f"one of {', '.join(NORMALIZERS)}",
-                got=type(name).__name__,
-                hint='normalizer="softmax"',
-            )
+            "the normalizer is given by name",
+            expected=f"one of {', '.join(NORMALIZERS)}",
+            got=type(name).__name__,
+            hint='normalizer="softmax"',
         )
     if name not in NORMALIZERS:
         raise InputError(
-            explain(
-                "unknown normalizer",
-                expected=f"one of {', '.join(NORMALIZERS)}",
-                got=repr(name),
-                hint='normalizer="softmax"',
-            )
+            "unknown normalizer",
+            expected=f"one of {', '.join(NORMALIZERS)}",
+            got=repr(name),
+            hint='normalizer="softmax"',
         )
     return NORMALIZERS[name]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,97 +88,77 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
             raise InputTypeError(
-                explain(
-                    f"{name} must be a tensor",
-                    expected="torch.Tensor",
-                    got=type(t).__name__,
-                    hint=f"torch.as_tensor({name})",
-                )
+                f"{name} must be a tensor",
+                expected="torch.Tensor",
+                got=type(t).__name__,
+                hint=f"torch.as_tensor({name})",
             )
     shape, k_shape, v_shape = q.shape, k.shape, v.shape
     rank = len(shape)
     if rank < 2 or len(k_shape) != rank or len(v_shape) != rank:
         raise InputError(
-            explain(
-                "q, k and v must have the same number of axes, at least two",
-                expected="[*batch, heads, time, dim], [heads, time, dim] or [time, dim], the same for all three",
-                got=_shapes(q=q, k=k, v=v),
-                hint="add the missing axes with unsqueeze, e.g. k[None]",
-            )
+            "q, k and v must have the same number of axes, at least two",
+            expected="[*batch, heads, time, dim], [heads, time, dim] or [time, dim], the same for all three",
+            got=_shapes(q=q, k=k, v=v),
+            hint="add the missing axes with unsqueeze, e.g. k[None]",
         )
     dtype = q.dtype
     if k.dtype != dtype or v.dtype != dtype:
         raise InputTypeError(
-            explain(
-                "q, k and v must have the same dtype",
-                expected=f"all {dtype}",
-                got=f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
-                hint="k.to(q.dtype), or run under torch.autocast",
-            )
+            "q, k and v must have the same dtype",
+            expected=f"all {dtype}",
+            got=f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
+            hint="k.to(q.dtype), or run under torch.autocast",
         )
     if not dtype.is_floating_point:
         raise InputTypeError(
-            explain(
-                "q, k and v must be floating point",
-                expected="float64, float32, float16 or bfloat16",
-                got=dtype,
-                hint="q.float()",
-            )
+            "q, k and v must be floating point",
+            expected="float64, float32, float16 or bfloat16",
+            got=dtype,
+            hint="q.float()",
         )
     device = q.device
     if k.device != device or v.device != device:
         raise InputError(
-            explain(
-                "q, k and v must be on the same device",
-                expected=f"all on {device}",
-                got=f"q {q.device}, k {k.device}, v {v.device}",
-                hint="k.to(q.device)",
-            )
+            "q, k and v must be on the same device",
+            expected=f"all on {device}",
+            got=f"q {q.device}, k {k.device}, v {v.device}",
+            hint="k.to(q.device)",
         )
     heads, kv_heads = (shape[-3], k_shape[-3]) if rank > 2 else (1, 1)
     if shape[:-3] != k_shape[:-3] or shape[:-3] != v_shape[:-3]:
         raise InputError(
-            explain(
-                "q, k and v must have the same batch axes",
-                expected=f"{tuple(shape[:-3])} in front of heads, time and dim",
-                got=_shapes(q=q, k=k, v=v),
-                hint="k.expand(*q.shape[:-3], *k.shape[-3:])",
-            )
+            "q, k and v must have the same batch axes",
+            expected=f"{tuple(shape[:-3])} in front of heads, time and dim",
+            got=_shapes(q=q, k=k, v=v),
+            hint="k.expand(*q.shape[:-3], *k.shape[-3:])",
         )
     if rank > 2 and v_shape[-3] != kv_heads:
         raise InputError(
-            explain(
-                "k and v must have the same number of heads",
-                expected=f"{kv_heads} heads in v, as in k",
-                got=_shapes(k=k, v=v),
-                hint="repeat the heads of the smaller one with repeat_interleave",
-            )
+            "k and v must have the same number of heads",
+            expected=f"{kv_heads} heads in v, as in k",
+            got=_shapes(k=k, v=v),
+            hint="repeat the heads of the smaller one with repeat_interleave",
         )
     if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
         raise InputError(
-            explain(
-                "the heads of q must be a multiple of the heads of k and v",
-                expected=f"a multiple of {kv_heads} heads in q",
-                got=_shapes(q=q, k=k, v=v),
-                hint="check the order of axes: [*batch, heads, time, dim]",
-            )
+            "the heads of q must be a multiple of the heads of k and v",
+            expected=f"a multiple of {kv_heads} heads in q",
+            got=_shapes(q=q, k=k, v=v),
+            hint="check the order of axes: [*batch, heads, time, dim]",
         )
     if shape[-1] != k_shape[-1]:
         raise InputError(
-            explain(
-                "q and k must have the same size in their last axis",
-                expected=f"dim {shape[-1]} in k, as in q",
-                got=_shapes(q=q, k=k),
-                hint="project both to the same dim; only v may differ",
-            )
+            "q and k must have the same size in their last axis",
+            expected=f"dim {shape[-1]} in k, as in q",
+            got=_shapes(q=q, k=k),
+            hint="project both to the same dim; only v may differ",
         )
     if k_shape[-2] != v_shape[-2]:
         raise InputError(
-            explain(
-                "k and v must have the same length",
-                expected=f"{k_shape[-2]} keys in v, as in k",
-                got=_shapes(k=k, v=v),
-                hint="every key needs one value",
-            )
+            "k and v must have the same length",
+            expected=f"{k_shape[-2]} keys in v, as in k",
+            got=_shapes(k=k, v=v),
+            hint="every key needs one value",
         )
     return Sizes(tuple(shape[:-3]), heads, kv_heads, shape[-2], k_shape[-2], shape[-1], v_shape[-1])

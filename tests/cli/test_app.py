@@ -9,7 +9,7 @@ import pytest
 
 import sightline
 from sightline.cli import app as cli
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_an_unknown_command_is_refused() -> None:
     "error, message",
     [
         (
-            InputError(explain("no", expected="a", got="b", hint="c")),
+            InputError("no", expected="a", got="b", hint="c"),
             "sightline: no; expected: a; got: b; try: c",
         ),
         (PermissionError(13, "Permission denied", "out.html"), "sightline: out.html: Permission denied"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline import normalizers
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.masks import Mask, as_mask
 from sightline.shapes import Sizes, as_number, default_scale, sizes_of
 
@@ -139,72 +139,58 @@ def check_bias(bias: BiasLike, sizes: Sizes, device: torch.device) -> None:
     if not isinstance(bias, Tensor):
         if not hasattr(bias, "tile"):
             raise InputTypeError(
-                explain(
-                    "this cannot be used as a bias",
-                    expected="a floating tensor or sl.alibi(heads)",
-                    got=type(bias).__name__,
-                    hint="torch.as_tensor(bias)",
-                )
+                "this cannot be used as a bias",
+                expected="a floating tensor or sl.alibi(heads)",
+                got=type(bias).__name__,
+                hint="torch.as_tensor(bias)",
             )
         bias.check(sizes.batch, sizes.heads, sizes.queries, sizes.keys)  # type: ignore[union-attr]
         return
     if not bias.is_floating_point():
         raise InputTypeError(
-            explain(
-                "a bias must be floating point",
-                expected="a floating dtype; it is added to the scores",
-                got=bias.dtype,
-                hint="pass booleans as mask=…, or use bias.float()",
-            )
+            "a bias must be floating point",
+            expected="a floating dtype; it is added to the scores",
+            got=bias.dtype,
+            hint="pass booleans as mask=…, or use bias.float()",
         )
     target = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
     if not _broadcasts_to(bias.shape, target):
         raise InputError(
-            explain(
-                "the bias does not fit the call",
-                expected=f"a shape that broadcasts to {target} = [*batch, heads, queries, keys]",
-                got=tuple(bias.shape),
-                hint="add axes with unsqueeze",
-            )
+            "the bias does not fit the call",
+            expected=f"a shape that broadcasts to {target} = [*batch, heads, queries, keys]",
+            got=tuple(bias.shape),
+            hint="add axes with unsqueeze",
         )
     if bias.device != device:
-        raise InputError(
-            explain("the bias is on another device", expected=device, got=bias.device, hint="bias.to(q.device)")
-        )
+        raise InputError("the bias is on another device", expected=device, got=bias.device, hint="bias.to(q.device)")
 
 
 def check_sinks(sinks: object, sizes: Sizes, rule: Normalizer, device: torch.device) -> None:
     """Raise if sinks do not fit a call of these sizes."""
     if not rule.is_softmax:
         raise InputError(
-            explain(
-                "sinks are part of the softmax",
-                expected='normalizer="softmax"',
-                got=repr(rule.name),
-                hint="leave out sinks, or use softmax",
-            )
+            "sinks are part of the softmax",
+            expected='normalizer="softmax"',
+            got=repr(rule.name),
+            hint="leave out sinks, or use softmax",
         )
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         raise InputTypeError(
-            explain(
-                "sinks must be a floating tensor",
-                expected="one logit per head",
-                got=getattr(sinks, "dtype", type(sinks).__name__),
-                hint="torch.zeros(heads)",
-            )
+            "sinks must be a floating tensor",
+            expected="one logit per head",
+            got=getattr(sinks, "dtype", type(sinks).__name__),
+            hint="torch.zeros(heads)",
         )
     if not _broadcasts_to(sinks.shape, (*sizes.batch, sizes.heads)):
         raise InputError(
-            explain(
-                "the sinks do not fit the call",
-                expected=f"[{sizes.heads}], one logit per head",
-                got=tuple(sinks.shape),
-                hint="torch.zeros(heads)",
-            )
+            "the sinks do not fit the call",
+            expected=f"[{sizes.heads}], one logit per head",
+            got=tuple(sinks.shape),
+            hint="torch.zeros(heads)",
         )
     if sinks.device != device:
         raise InputError(
-            explain("the sinks are on another device", expected=device, got=sinks.device, hint="sinks.to(q.device)")
+            "the sinks are on another device", expected=device, got=sinks.device, hint="sinks.to(q.device)"
         )
 
 
@@ -217,13 +203,11 @@ def check_number(name: str, value: object) -> float:
     number = as_number(value)
     if number is None:
         raise InputTypeError(
-            explain(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"float({name})")
+            f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"float({name})"
         )
     if not math.isfinite(number):
         raise InputError(
-            explain(
-                f"{name} must be finite", expected="a finite number", got=value, hint="leave it out for the default"
-            )
+            f"{name} must be finite", expected="a finite number", got=value, hint="leave it out for the default"
         )
     return number
 
@@ -233,7 +217,7 @@ def check_softcap(softcap: object) -> float:
     value = check_number("softcap", softcap)
     if value <= 0:
         raise InputError(
-            explain("the soft-cap must be positive", expected="more than 0", got=value, hint="softcap=None for none")
+            "the soft-cap must be positive", expected="more than 0", got=value, hint="softcap=None for none"
         )
     return value
 
@@ -242,6 +226,6 @@ def _dropout(dropout: object) -> float:
     value = check_number("dropout", dropout)
     if not 0 <= value < 1:
         raise InputError(
-            explain("dropout must be a probability below 1", expected="0 <= dropout < 1", got=value, hint="dropout=0.1")
+            "dropout must be a probability below 1", expected="0 <= dropout < 1", got=value, hint="dropout=0.1"
         )
     return value

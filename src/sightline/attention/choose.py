@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 
 from sightline.attention import flex, reference, sdpa, streaming
-from sightline.errors import BackendError, InputError, explain
+from sightline.errors import BackendError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,19 +80,15 @@ def choose(call: Call, backend: str = "auto") -> Choice:
         return _auto(call)
     if backend not in BACKENDS:
         raise InputError(
-            explain(
-                "unknown backend", expected=f"auto, {', '.join(BACKENDS)}", got=repr(backend), hint='backend="auto"'
-            )
+            "unknown backend", expected=f"auto, {', '.join(BACKENDS)}", got=repr(backend), hint='backend="auto"'
         )
     reason = BACKENDS[backend].refuses(call)
     if reason is not None:
         raise BackendError(
-            explain(
-                f"the backend {backend} cannot do this call",
-                expected="a call it can express",
-                got=reason,
-                hint=f'backend="auto", which would choose {_auto(call).backend}',
-            )
+            f"the backend {backend} cannot do this call",
+            expected="a call it can express",
+            got=reason,
+            hint=f'backend="auto", which would choose {_auto(call).backend}',
         )
     return Choice(backend, "asked for by name")
 

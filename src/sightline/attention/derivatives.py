@@ -8,7 +8,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from sightline.errors import SightlineError, explain
+from sightline.errors import SightlineError
 
 _HINT = 'backend="reference", which torch differentiates in any way, and which holds the whole map'
 
@@ -55,24 +55,17 @@ class _Last(torch.autograd.Function):
 def no_second(who: str) -> NoReturn:
     """Refuse a gradient of a gradient."""
     raise SightlineError(
-        explain(
-            f"{who} has no second derivative",
-            expected="one backward pass",
-            got="a gradient of a gradient",
-            hint=_HINT,
-        )
+        f"{who} has no second derivative", expected="one backward pass", got="a gradient of a gradient", hint=_HINT
     )
 
 
 def no_forward(who: str) -> NoReturn:
     """Refuse a derivative in forward mode."""
     raise SightlineError(
-        explain(
-            f"{who} has no derivative in forward mode",
-            expected="a backward pass: torch.func.grad, vjp or jacrev",
-            got="torch.func.jvp, jacfwd or hessian, or a dual tensor",
-            hint=_HINT,
-        )
+        f"{who} has no derivative in forward mode",
+        expected="a backward pass: torch.func.grad, vjp or jacrev",
+        got="torch.func.jvp, jacfwd or hessian, or a dual tensor",
+        hint=_HINT,
     )
 
 

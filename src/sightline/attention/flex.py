@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sightline.attention.fused import with_sinks
 from sightline.attention.kept import Kept
-from sightline.errors import BackendError, explain
+from sightline.errors import BackendError
 from sightline.masks import EMPTY, FULL, Mask, edges
 
 if TYPE_CHECKING:
@@ -76,12 +76,10 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
     except torch._dynamo.exc.TorchDynamoException as error:
         _refused[kind] = str(error).strip().splitlines()[0]
         raise NotCompiled(
-            explain(
-                "torch.compile refused FlexAttention for this call",
-                expected="a kernel for it",
-                got=_refused[kind],
-                hint='backend="auto", which then chooses another one',
-            )
+            "torch.compile refused FlexAttention for this call",
+            expected="a kernel for it",
+            got=_refused[kind],
+            hint='backend="auto", which then chooses another one',
         ) from error
     lse = getattr(aux, "lse", aux)
     out, lse = out.reshape(*s.batch, *out.shape[1:]), lse.reshape(*s.batch, *lse.shape[1:])

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 
 # In a wheel the benchmarks lie inside the package; in a checkout beside src/.
 PLACES = (Path(__file__).parents[1] / "benchmarks", Path(__file__).parents[3] / "benchmarks")
@@ -55,15 +55,13 @@ def bench(
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise InputError(
-            explain(
-                f"there is no benchmark {unknown[0]!r}",
-                expected=", ".join(known) + " or all",
-                got=unknown[0],
-                hint="sightline bench",
-            )
+            f"there is no benchmark {unknown[0]!r}",
+            expected=", ".join(known) + " or all",
+            got=unknown[0],
+            hint="sightline bench",
         )
     if out.exists() and not out.is_dir():
-        raise InputError(explain("this is not a folder", expected="a folder", got=out, hint="--out sightline-bench"))
+        raise InputError("this is not a folder", expected="a folder", got=out, hint="--out sightline-bench")
     failed = [name for name in chosen if not _measured(folder / f"{name}.py", out, quick)]
     if failed:
         typer.echo(f"failed: {', '.join(failed)}", err=True)
@@ -76,12 +74,10 @@ def find(places: tuple[Path, ...] = PLACES) -> Path:
         if (place / "harness.py").is_file():
             return place
     raise InputError(
-        explain(
-            "the benchmarks are not installed here",
-            expected="a folder benchmarks in the package, or in the repository beside src",
-            got="neither",
-            hint="install the wheel that `make wheel` builds, or run in a clone of the repository",
-        )
+        "the benchmarks are not installed here",
+        expected="a folder benchmarks in the package, or in the repository beside src",
+        got="neither",
+        hint="install the wheel that `make wheel` builds, or run in a clone of the repository",
     )
 
 

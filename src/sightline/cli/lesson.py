@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 
 
 def lesson(
@@ -22,9 +22,7 @@ def lesson(
     if name is None:
         if html is not None:
             raise InputError(
-                explain(
-                    "which lesson?", expected=f"one of {', '.join(LESSONS)}", got="none", hint=f"lesson {LESSONS[0]}"
-                )
+                "which lesson?", expected=f"one of {', '.join(LESSONS)}", got="none", hint=f"lesson {LESSONS[0]}"
             )
         for entry in map(find, LESSONS):
             typer.echo(f"  {entry.name:<18}{entry.title}")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.report import report as report_page
 from sightline.explore.run import Run, as_run
@@ -64,23 +64,19 @@ def read(text: str) -> str:
         content = text.encode("utf-8", "replace")
     if len(content) > LARGEST:
         raise InputError(
-            explain(
-                "this text is too long",
-                expected=f"at most {LARGEST:,} bytes",
-                got=f"{LARGEST + 1:,} or more",
-                hint="a part of it",
-            )
+            "this text is too long",
+            expected=f"at most {LARGEST:,} bytes",
+            got=f"{LARGEST + 1:,} or more",
+            hint="a part of it",
         )
     try:
         found = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            explain(
-                "this is not text", expected="UTF-8", got=f"a byte at {error.start} that is none", hint="a text file"
-            )
+            "this is not text", expected="UTF-8", got=f"a byte at {error.start} that is none", hint="a text file"
         ) from error
     if not found.strip():
-        raise InputError(explain("there is no text", expected="a word or more", got="nothing", hint=f'"{EXAMPLE}"'))
+        raise InputError("there is no text", expected="a word or more", got="nothing", hint=f'"{EXAMPLE}"')
     return found
 
 
@@ -96,14 +92,12 @@ def check(out: Path, as_page: bool) -> None:
     parent = out.parent
     if not parent.is_dir():
         raise InputError(
-            explain("there is no such folder", expected="a folder that exists", got=str(parent), hint="make it first")
+            "there is no such folder", expected="a folder that exists", got=str(parent), hint="make it first"
         )
     if as_page and out.is_dir():
-        raise InputError(explain("this is a folder", expected="a file", got=str(out), hint="another name"))
+        raise InputError("this is a folder", expected="a file", got=str(out), hint="another name")
     if not os.access(out if out.exists() else parent, os.W_OK):
-        raise InputError(
-            explain("this cannot be written", expected="a place to write to", got=str(out), hint="another")
-        )
+        raise InputError("this cannot be written", expected="a place to write to", got=str(out), hint="another")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.steps.html import check_target
 
 if TYPE_CHECKING:
@@ -52,15 +52,13 @@ def read(text: str) -> str:
         text = sys.stdin.buffer.read(4 * (CHARACTERS + 1)).decode("utf-8", "replace")
     if len(text) > CHARACTERS:
         raise InputError(
-            explain(
-                "this text is too long to be shown step by step",
-                expected=f"at most {CHARACTERS:,} characters",
-                got=f"{len(text):,} or more",
-                hint="a sentence; sightline look takes long texts",
-            )
+            "this text is too long to be shown step by step",
+            expected=f"at most {CHARACTERS:,} characters",
+            got=f"{len(text):,} or more",
+            hint="a sentence; sightline look takes long texts",
         )
     if not text.strip():
-        raise InputError(explain("there are no words", expected="a sentence", got="none", hint='"Action gets results"'))
+        raise InputError("there are no words", expected="a sentence", got="none", hint='"Action gets results"')
     return text
 
 
@@ -70,9 +68,7 @@ def untrained(sentence: str, seed: int, head: int) -> Steps:
 
     if head:
         raise InputError(
-            explain(
-                "there is no such head", expected="0: without a model there is one", got=head, hint="--model minilm"
-            )
+            "there is no such head", expected="0: without a model there is one", got=head, hint="--model minilm"
         )
     return explain_words(sentence, seed=seed)
 
@@ -96,12 +92,10 @@ def choose(made: Steps, queries: list[str] | None) -> list[int]:
     if not queries:
         if len(made.labels) > TABLES:
             raise InputError(
-                explain(
-                    "every word would have a table of its own",
-                    expected=f"at most {TABLES} words, or one chosen",
-                    got=f"{len(made.labels):,} words",
-                    hint=f"--query {len(made.labels) - 1}, a word or its position",
-                )
+                "every word would have a table of its own",
+                expected=f"at most {TABLES} words, or one chosen",
+                got=f"{len(made.labels):,} words",
+                hint=f"--query {len(made.labels) - 1}, a word or its position",
             )
         return list(range(len(made.labels)))
     found = []

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore import export, measures, report, thumbs, worked_table
 from sightline.explore.cache import Cache
 from sightline.explore.links import strongest_link
@@ -72,9 +72,7 @@ class Atlas:
         """How much every token fed some positions, through all layers."""
         follow = getattr(run.account, "rollout", None)
         if follow is None:
-            raise InputError(
-                explain("this run has no rollout", expected="a watched run", got="single sights", hint="rows")
-            )
+            raise InputError("this run has no rollout", expected="a watched run", got="single sights", hint="rows")
         # The mean, so that the shares of one or of several positions sum to 1.
         return np.mean([follow(query)[run.batch].numpy() for query in queries], axis=0, dtype=np.float64).astype("<f4")
 

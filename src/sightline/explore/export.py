@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 
-from sightline.errors import TooLargeError, explain
+from sightline.errors import TooLargeError
 from sightline.explore.run import Run
 
 CSV_CELLS = 1_000_000
@@ -62,12 +62,10 @@ def _rectangle(
     cells = (rows.stop - rows.start) * (columns.stop - columns.start)
     if cells > limit:
         raise TooLargeError(
-            explain(
-                f"too many {what}",
-                expected=f"at most {limit:,}",
-                got=f"{cells:,}",
-                hint="a smaller rectangle, e.g. zoom in first",
-            )
+            f"too many {what}",
+            expected=f"at most {limit:,}",
+            got=f"{cells:,}",
+            hint="a smaller rectangle, e.g. zoom in first",
         )
     queries = _tokens(run.labels.texts, rows)
     return view.tile(rows, columns), queries, _tokens(run.key_labels(about).texts, columns)

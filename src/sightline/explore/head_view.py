@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sightline.attention.tiles import Columns, scaled_rows, score_tile
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore.pyramid import DIRECT, Pyramid
 from sightline.lens.requests import Top
 
@@ -87,22 +87,18 @@ class HeadView:
         for name, span, length in (("rows", rows, self.queries), ("cols", columns, self.keys)):
             if not 0 <= span.start < span.stop <= length:
                 raise InputError(
-                    explain(
-                        f"the {name} are not a part of the map",
-                        expected=f"start:stop inside 0:{length}",
-                        got=f"{span.start}:{span.stop}",
-                        hint=f"{name}=0:{min(length, 64)}",
-                    )
+                    f"the {name} are not a part of the map",
+                    expected=f"start:stop inside 0:{length}",
+                    got=f"{span.start}:{span.stop}",
+                    hint=f"{name}=0:{min(length, 64)}",
                 )
         cells = (rows.stop - rows.start) * (columns.stop - columns.start)
         if cells > PEEK:
             raise InputError(
-                explain(
-                    "this rectangle is too large to look at cell by cell",
-                    expected=f"at most {PEEK:,} cells",
-                    got=f"{cells:,}",
-                    hint="a smaller rectangle, or a tile of a higher level",
-                )
+                "this rectangle is too large to look at cell by cell",
+                expected=f"at most {PEEK:,} cells",
+                got=f"{cells:,}",
+                hint="a smaller rectangle, or a tile of a higher level",
             )
         weights = self.tile(rows, columns)
         seen = ~np.isnan(weights)
@@ -161,15 +157,10 @@ class HeadView:
         for place in places:
             if not 0 <= place < length:
                 raise InputError(
-                    explain(
-                        f"there is no such {name}",
-                        expected=f"0 to {length - 1}",
-                        got=place,
-                        hint="positions count from 0",
-                    )
+                    f"there is no such {name}", expected=f"0 to {length - 1}", got=place, hint="positions count from 0"
                 )
         if not places:
-            raise InputError(explain(f"no {name} was named", expected="one or more", got="none", hint="e.g. q=9,12"))
+            raise InputError(f"no {name} was named", expected="one or more", got="none", hint="e.g. q=9,12")
 
 
 def _entropy(row: np.ndarray) -> float:
@@ -192,10 +183,8 @@ def _plain(x: torch.Tensor) -> np.ndarray:
 
 def _not_kept(what: str) -> InputError:
     return InputError(
-        explain(
-            f"{what} needs q and k, which were not kept",
-            expected="a run that kept q and k",
-            got="a run without them",
-            hint="sl.watch(model, keep_qk=True)",
-        )
+        f"{what} needs q and k, which were not kept",
+        expected="a run that kept q and k",
+        got="a run without them",
+        hint="sl.watch(model, keep_qk=True)",
     )

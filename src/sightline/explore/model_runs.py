@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore.reasons import left_out
 from sightline.models import load as load_model
 from sightline.models.builtin import BUILTINS
@@ -75,12 +75,10 @@ class Models:
             short = name if name in BUILTINS else Path(name).name
             if name not in BUILTINS and not Path(name).exists():
                 raise InputError(
-                    explain(
-                        f"there is no model {name!r}",
-                        expected=f"one of {', '.join(BUILTINS)}, or a folder with a checkpoint",
-                        got=name,
-                        hint="--model minilm",
-                    )
+                    f"there is no model {name!r}",
+                    expected=f"one of {', '.join(BUILTINS)}, or a folder with a checkpoint",
+                    got=name,
+                    hint="--model minilm",
                 )
             try:
                 self._causal[short] = _is_causal(name)
@@ -108,12 +106,10 @@ class Models:
         """
         if not self._paths:
             raise InputError(
-                explain(
-                    "there is no model to run",
-                    expected=f"one of {', '.join(BUILTINS)}, or a folder with a checkpoint",
-                    got="; ".join(self.skipped) or "none that is installed",
-                    hint="--model minilm",
-                )
+                "there is no model to run",
+                expected=f"one of {', '.join(BUILTINS)}, or a folder with a checkpoint",
+                got="; ".join(self.skipped) or "none that is installed",
+                hint="--model minilm",
             )
         return next(iter(self._paths))
 
@@ -150,21 +146,17 @@ def watched(
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
     if not ids:
-        raise InputError(
-            explain("this text has no tokens", expected="some text", got=repr(request.text[:40]), hint="a word")
-        )
+        raise InputError("this text has no tokens", expected="some text", got=repr(request.text[:40]), hint="a word")
     if context is not None and len(ids) + request.generate > context:
         raise InputError(
-            explain(
-                f"this text is too long for {request.model}",
-                expected=f"at most {context:,} tokens",
-                got=f"{len(ids):,} tokens" + (f" and {request.generate} to generate" if request.generate else ""),
-                hint="a part of it, or a model with a longer context",
-            )
+            f"this text is too long for {request.model}",
+            expected=f"at most {context:,} tokens",
+            got=f"{len(ids):,} tokens" + (f" and {request.generate} to generate" if request.generate else ""),
+            hint="a part of it, or a model with a longer context",
         )
     if request.generate and not hasattr(model, "stream"):
         raise InputError(
-            explain(f"{request.model} cannot generate", expected="a causal model", got=request.model, hint="generate=0")
+            f"{request.model} cannot generate", expected="a causal model", got=request.model, hint="generate=0"
         )
     layers = _layers(model, request)
     meta = {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
@@ -184,12 +176,10 @@ def watched(
 def _encoded(tokenizer: Any, request: RunRequest) -> Any:
     if tokenizer is None:
         raise InputError(
-            explain(
-                f"{request.model} cannot read texts",
-                expected="a model with a tokenizer",
-                got="a checkpoint without tokenizer.json",
-                hint="put tokenizer.json beside the weights",
-            )
+            f"{request.model} cannot read texts",
+            expected="a model with a tokenizer",
+            got="a checkpoint without tokenizer.json",
+            hint="put tokenizer.json beside the weights",
         )
     try:
         return tokenizer.encode(request.text)
@@ -198,12 +188,10 @@ def _encoded(tokenizer: Any, request: RunRequest) -> Any:
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
         raise InputError(
-            explain(
-                f"the tokenizer of {request.model} breaks on this text",
-                expected="a tokenizer that can cut any text",
-                got=" ".join(str(error).split())[:200],
-                hint="another text",
-            )
+            f"the tokenizer of {request.model} breaks on this text",
+            expected="a tokenizer that can cut any text",
+            got=" ".join(str(error).split())[:200],
+            hint="another text",
         ) from error
 
 
@@ -222,12 +210,12 @@ def chosen(layers: str | None) -> list[int | str] | None:
             found.append(int(part))
         elif dash and first.isdecimal() and last.isdecimal():
             if int(last) - int(first) > 10_000 or int(last) < int(first):
-                raise InputError(explain("no such layers", expected="e.g. 0-3,5", got=part[:40], hint="0-3"))
+                raise InputError("no such layers", expected="e.g. 0-3,5", got=part[:40], hint="0-3")
             found.extend(range(int(first), int(last) + 1))
         elif part:
             found.append(part)
     if not found:
-        raise InputError(explain("no such layers", expected="e.g. 0-3,5", got=layers[:40], hint="0-3"))
+        raise InputError("no such layers", expected="e.g. 0-3,5", got=layers[:40], hint="0-3")
     return found
 
 
@@ -239,12 +227,10 @@ def _layers(model: Any, request: RunRequest) -> list[int | str] | None:
     if missing and names:
         last = len(names) - 1
         raise InputError(
-            explain(
-                f"{request.model} has no such layers",
-                expected=f"0 to {last}, or a name such as {names[-1]}",
-                got=", ".join(str(layer)[:40] for layer in missing[:8]) + (" …" if len(missing) > 8 else ""),
-                hint=f"0-{last}" if last else "0",
-            )
+            f"{request.model} has no such layers",
+            expected=f"0 to {last}, or a name such as {names[-1]}",
+            got=", ".join(str(layer)[:40] for layer in missing[:8]) + (" …" if len(missing) > 8 else ""),
+            hint=f"0-{last}" if last else "0",
         )
     return wanted
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore.estimate import Estimate
 from sightline.explore.overview import FINE, PATCH, Overview, bins_of, cells_of, overview_level, stored
 from sightline.explore.visible_counts import VisibleCounts
@@ -87,39 +87,31 @@ class Pyramid:
     def check(self, levels: Levels, y: int, x: int, pool: str) -> None:
         """Raise for a tile that does not exist or cannot be made."""
         if pool not in POOLS:
-            raise InputError(
-                explain("unknown pooling", expected=f"one of {', '.join(POOLS)}", got=repr(pool), hint="pool=mean")
-            )
+            raise InputError("unknown pooling", expected=f"one of {', '.join(POOLS)}", got=repr(pool), hint="pool=mean")
         sound = all(0 <= level <= 32 for level in levels)
         tiles = [-(-bins // TILE) for bins in self._bins(levels)] if sound else [0, 0]
         if not (0 <= y < tiles[0] and 0 <= x < tiles[1]):
             raise InputError(
-                explain(
-                    "there is no such tile",
-                    expected=f"y below {tiles[0]} and x below {tiles[1]} at these levels",
-                    got=f"levels {levels[0]}/{levels[1]}, tile {y}/{x}",
-                    hint=f"a tile is {TILE} bins of 2^level cells; the map has {self.queries} x {self.keys}",
-                )
+                "there is no such tile",
+                expected=f"y below {tiles[0]} and x below {tiles[1]} at these levels",
+                got=f"levels {levels[0]}/{levels[1]}, tile {y}/{x}",
+                hint=f"a tile is {TILE} bins of 2^level cells; the map has {self.queries} x {self.keys}",
             )
         if self._source(levels, y, x, pool) is not None:
             return
         if not self.exact:
             raise InputError(
-                explain(
-                    "this zoom level needs q and k, which were not kept",
-                    expected="a run that kept q and k",
-                    got="a run with an overview only",
-                    hint="sl.watch(model, keep_qk=True)",
-                )
+                "this zoom level needs q and k, which were not kept",
+                expected="a run that kept q and k",
+                got="a run with an overview only",
+                hint="sl.watch(model, keep_qk=True)",
             )
         if self._cells(levels, y, x) > LARGEST:
             raise InputError(
-                explain(
-                    "this tile covers too many cells",
-                    expected=f"at most {LARGEST:,} cells",
-                    got=f"{self._cells(levels, y, x):,}",
-                    hint="levels of queries and keys that differ less",
-                )
+                "this tile covers too many cells",
+                expected=f"at most {LARGEST:,} cells",
+                got=f"{self._cells(levels, y, x):,}",
+                hint="levels of queries and keys that differ less",
             )
 
     def is_hidden(self, levels: Levels, y: int, x: int) -> bool:

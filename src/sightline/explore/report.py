@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore import measures, thumbs
 from sightline.explore.links import strongest_link
 from sightline.explore.overview import COARSE, overview_level
@@ -54,12 +54,10 @@ def report(run: Run, static: Path = STATIC) -> bytes:
     page = "".join(parts).encode("utf-8", "backslashreplace")
     if len(page) > LARGEST:
         raise InputError(
-            explain(
-                "this run is too large for one file",
-                expected=f"at most {LARGEST / 1e6:.0f} MB",
-                got=f"{len(page) / 1e6:.1f} MB",
-                hint="sightline look … --out FOLDER, and sightline serve FOLDER",
-            )
+            "this run is too large for one file",
+            expected=f"at most {LARGEST / 1e6:.0f} MB",
+            got=f"{len(page) / 1e6:.1f} MB",
+            hint="sightline look … --out FOLDER, and sightline serve FOLDER",
         )
     return page
 

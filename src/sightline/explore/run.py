@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore import labels
 from sightline.explore.cache import Cache
 from sightline.explore.head import one_head
@@ -95,12 +95,7 @@ class Run:
         """A layer by its number."""
         if not 0 <= index < len(self.layers):
             raise NotInRun(
-                explain(
-                    "there is no such layer",
-                    expected=f"0 to {len(self.layers) - 1}",
-                    got=index,
-                    hint="layers count from 0",
-                )
+                "there is no such layer", expected=f"0 to {len(self.layers) - 1}", got=index, hint="layers count from 0"
             )
         return self.layers[index]
 
@@ -109,12 +104,10 @@ class Run:
         about = self.layer(layer)
         if not 0 <= head < about.heads:
             raise NotInRun(
-                explain(
-                    "there is no such head",
-                    expected=f"0 to {about.heads - 1} in layer {layer}",
-                    got=head,
-                    hint="heads count from 0",
-                )
+                "there is no such head",
+                expected=f"0 to {about.heads - 1} in layer {layer}",
+                got=head,
+                hint="heads count from 0",
             )
         key = (layer, head)
         with self._lock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.explore.reasons import left_out, plain
 from sightline.explore.run import Run, as_run, runs_of
 from sightline.watch import Seen
@@ -46,12 +46,10 @@ def find(folder: Path) -> list[Path]:
     found = sorted(path for path in (folder, *inside) if os.path.lexists(path / INDEX))
     if not found:
         raise InputError(
-            explain(
-                f"there is no saved run in {folder.name or folder}",
-                expected=f"a folder with {INDEX}, or one that holds such folders",
-                got="none" if folder.exists() else "no such folder",
-                hint="sightline look TEXT --out FOLDER, or seen.save(folder)",
-            )
+            f"there is no saved run in {folder.name or folder}",
+            expected=f"a folder with {INDEX}, or one that holds such folders",
+            got="none" if folder.exists() else "no such folder",
+            hint="sightline look TEXT --out FOLDER, or seen.save(folder)",
         )
     return found
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from sightline.errors import InputError
-from sightline.errors import explain as explain_error
 from sightline.explore.run import Run
 from sightline.steps import Steps, explain
 
@@ -34,12 +33,10 @@ def of_sight(run: Run, layer: int, head: int) -> Steps:
     call = run.view(layer, head).sight._call
     if call.q is None:
         raise InputError(
-            explain_error(
-                "the steps need q and k, which were not kept",
-                expected="a run that kept q and k",
-                got="a run without them",
-                hint="sl.watch(model, keep_qk=True)",
-            )
+            "the steps need q and k, which were not kept",
+            expected="a run that kept q and k",
+            got="a run without them",
+            hint="sl.watch(model, keep_qk=True)",
         )
     return explain(
         call.q,

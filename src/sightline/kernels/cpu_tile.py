@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.folders import cache_folder
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -58,8 +58,8 @@ def lanes() -> int:
     if asked:
         if asked not in map(str, LANES):
             raise InputError(
-                explain("SIGHTLINE_LANES is how many numbers are done at once", expected="4, 8 or 16", got=asked,
-                        hint="leave it out: the processor's own width is taken")
+                "SIGHTLINE_LANES is how many numbers are done at once", expected="4, 8 or 16", got=asked,
+                        hint="leave it out: the processor's own width is taken"
             )  # fmt: skip
         return int(asked)
     flags = _flags()

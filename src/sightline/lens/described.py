@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sightline import masks
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 from sightline.lens import geometry
 from sightline.lens.requests import REDUCTIONS, ROW_STATS, Picture, Request, Top
 from sightline.lens.tensor_file import WHOLE, TensorFile, short
@@ -146,12 +146,10 @@ def mask_to_json(mask: Mask, tensors: dict[str, Tensor], depth: int = 0) -> dict
 
     if depth > DEEPEST:
         raise InputTypeError(
-            explain(
-                "this mask cannot be saved",
-                expected=f"masks inside masks, at most {DEEPEST} deep",
-                got="a deeper one",
-                hint="sl.dense(mask.to_dense(queries, keys)) for a small one",
-            )
+            "this mask cannot be saved",
+            expected=f"masks inside masks, at most {DEEPEST} deep",
+            got="a deeper one",
+            hint="sl.dense(mask.to_dense(queries, keys)) for a small one",
         )
     if isinstance(mask, masks.Band):
         return {"is": "band", "left": _near(mask.left), "right": _near(mask.right), "align": mask.align}
@@ -168,12 +166,10 @@ def mask_to_json(mask: Mask, tensors: dict[str, Tensor], depth: int = 0) -> dict
     if isinstance(mask, Not):
         return {"is": "~", "of": inner(mask.mask)}
     raise InputTypeError(
-        explain(
-            "this mask cannot be saved",
-            expected="a mask of Sightline's own",
-            got=type(mask).__name__,
-            hint="sl.dense(mask.to_dense(queries, keys)) for a small one",
-        )
+        "this mask cannot be saved",
+        expected="a mask of Sightline's own",
+        got=type(mask).__name__,
+        hint="sl.dense(mask.to_dense(queries, keys)) for a small one",
     )
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.lens.requests import Picture
 from sightline.shapes import as_whole
 
@@ -89,12 +89,10 @@ def _axes(
         span = resolve(names[i], None if pair is None else slice(*pair), length)
         if span.stop <= span.start:
             raise InputError(
-                explain(
-                    f"a picture of no {names[i]}",
-                    expected=f"at least one of {length}",
-                    got=f"{span.start}:{span.stop}",
-                    hint=f"{names[i]}=slice(0, {max(length, 1)})",
-                )
+                f"a picture of no {names[i]}",
+                expected=f"at least one of {length}",
+                got=f"{span.start}:{span.stop}",
+                hint=f"{names[i]}=slice(0, {max(length, 1)})",
             )
         both.append(
             axis(
@@ -116,23 +114,19 @@ def resolve(name: str, span: slice | int | None, length: int) -> slice:
         span = slice(one, one + 1 or None)
     if not isinstance(span, slice) or not all(n is None or isinstance(n, int) for n in (span.start, span.stop)):
         raise InputTypeError(
-            explain(
-                f"the {name} are a slice of whole numbers",
-                expected="slice(start, stop)",
-                got=repr(span),
-                hint=f"{name}=slice(0, {length})",
-            )
+            f"the {name} are a slice of whole numbers",
+            expected="slice(start, stop)",
+            got=repr(span),
+            hint=f"{name}=slice(0, {length})",
         )
     start = 0 if span.start is None else span.start
     stop = length if span.stop is None else span.stop
     start, stop = (start + length if start < 0 else start), (stop + length if stop < 0 else stop)
     if span.step not in (None, 1) or not 0 <= start <= stop <= length:
         raise InputError(
-            explain(
-                f"the {name} are not a part of the map",
-                expected=f"a slice inside 0:{length}",
-                got=span,
-                hint=f"{name}=slice(0, {length})",
-            )
+            f"the {name} are not a part of the map",
+            expected=f"a slice inside 0:{length}",
+            got=span,
+            hint=f"{name}=slice(0, {length})",
         )
     return slice(start, stop)

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from sightline.errors import TooLargeError, explain
+from sightline.errors import TooLargeError
 
 # The share of the free memory that one result may take.
 _SHARE = 0.8
@@ -20,12 +20,10 @@ def require(what: str, size: int, device: torch.device, hint: str) -> None:
     free = available(device)
     if size > _SHARE * free:
         raise TooLargeError(
-            explain(
-                f"{what} would need {readable(size)}",
-                expected=f"at most {readable(int(_SHARE * free))}, most of what is free on {device}",
-                got=readable(size),
-                hint=hint,
-            )
+            f"{what} would need {readable(size)}",
+            expected=f"at most {readable(int(_SHARE * free))}, most of what is free on {device}",
+            got=readable(size),
+            hint=hint,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.shapes import as_whole
 
 ROW_STATS = ("entropy", "max_score", "distance", "total")
@@ -59,12 +59,7 @@ class Picture:
     ) -> None:
         if reduce not in REDUCTIONS:
             raise InputError(
-                explain(
-                    "unknown reduction",
-                    expected=f"one of {', '.join(REDUCTIONS)}",
-                    got=repr(reduce),
-                    hint='reduce="max"',
-                )
+                "unknown reduction", expected=f"one of {', '.join(REDUCTIONS)}", got=repr(reduce), hint='reduce="max"'
             )
         pairs: dict[str, tuple[int, int] | None] = {}
         for name, pair in (("size", (height, height if width is None else width)), ("cell", cell)):
@@ -72,12 +67,10 @@ class Picture:
             if pair is not None:
                 if not isinstance(pair, tuple) or len(pair) != 2:
                     raise InputTypeError(
-                        explain(
-                            f"{name} is two whole numbers",
-                            expected="(rows, columns)",
-                            got=repr(pair),
-                            hint=f"{name}=(64, 64)",
-                        )
+                        f"{name} is two whole numbers",
+                        expected="(rows, columns)",
+                        got=repr(pair),
+                        hint=f"{name}=(64, 64)",
                     )
                 pairs[name] = (_whole(name, pair[0], at_least=1), _whole(name, pair[1], at_least=1))
         put = object.__setattr__
@@ -102,12 +95,10 @@ def parse(stats: object) -> list[Request]:
         stats = (stats,)
     if not isinstance(stats, tuple | list | set | frozenset):
         raise InputTypeError(
-            explain(
-                "stats is a tuple of what to compute",
-                expected=f"names out of {', '.join(NAMES)}, sl.Top(n), sl.Picture(…)",
-                got=type(stats).__name__,
-                hint='stats=("entropy", "received")',
-            )
+            "stats is a tuple of what to compute",
+            expected=f"names out of {', '.join(NAMES)}, sl.Top(n), sl.Picture(…)",
+            got=type(stats).__name__,
+            hint='stats=("entropy", "received")',
         )
     requests: list[Request] = []
     for stat in stats:
@@ -115,12 +106,10 @@ def parse(stats: object) -> list[Request]:
             requests.append(stat)
         elif stat not in NAMES:
             raise InputError(
-                explain(
-                    "unknown statistic",
-                    expected=f"one of {', '.join(NAMES)}, sl.Top(n) or sl.Picture(…)",
-                    got=repr(stat),
-                    hint='stats=("entropy", "received")',
-                )
+                "unknown statistic",
+                expected=f"one of {', '.join(NAMES)}, sl.Top(n) or sl.Picture(…)",
+                got=repr(stat),
+                hint='stats=("entropy", "received")',
             )
         else:
             requests.append(Top() if stat == "top" else Picture() if stat == "picture" else stat)
@@ -133,12 +122,10 @@ def _pair(name: str, span: slice | None) -> tuple[int, int | None] | None:
     ends = [n if n is None else as_whole(n) for n in (span.start, span.stop)] if isinstance(span, slice) else []
     if not ends or [n is None for n in ends] != [span.start is None, span.stop is None] or span.step not in (None, 1):
         raise InputTypeError(
-            explain(
-                f"{name} is a slice without a step",
-                expected="slice(start, stop)",
-                got=repr(span),
-                hint=f"{name}=slice(0, 1024)",
-            )
+            f"{name} is a slice without a step",
+            expected="slice(start, stop)",
+            got=repr(span),
+            hint=f"{name}=slice(0, 1024)",
         )
     return (ends[0] or 0, ends[1])
 
@@ -147,8 +134,8 @@ def _whole(name: str, value: object, at_least: int) -> int:
     number = as_whole(value)
     if number is None:
         raise InputTypeError(
-            explain(f"{name} must be a whole number", expected="int", got=type(value).__name__, hint=f"{name}=8")
+            f"{name} must be a whole number", expected="int", got=type(value).__name__, hint=f"{name}=8"
         )
     if number < at_least:
-        raise InputError(explain(f"{name} is too small", expected=f"{at_least} or more", got=number, hint=f"{name}=8"))
+        raise InputError(f"{name} is too small", expected=f"{at_least} or more", got=number, hint=f"{name}=8")
     return number

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sightline.attention.tiles import Columns, scaled_rows
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.lens import geometry, store
 from sightline.lens.compute import Weighted, compute
 from sightline.lens.copies import alone
@@ -99,12 +99,10 @@ class Sight:
         """The natural logarithm of the sum of exp(score) over each row, the sink included; -inf for an empty row."""
         if not self._call.normalizer.is_softmax:
             raise InputError(
-                explain(
-                    "only softmax has a log-sum-exp",
-                    expected='normalizer="softmax"',
-                    got=repr(self._call.normalizer.name),
-                    hint="sight.total is the sum of each row's weights",
-                )
+                "only softmax has a log-sum-exp",
+                expected='normalizer="softmax"',
+                got=repr(self._call.normalizer.name),
+                hint="sight.total is the sum of each row's weights",
             )
         taken = self._levels.taken
         if taken is None:
@@ -159,23 +157,19 @@ class Sight:
         wanted = self.shape[:-1]
         if not isinstance(weights, Tensor) or not weights.is_floating_point():
             raise InputTypeError(
-                explain(
-                    "weights must be a floating tensor",
-                    expected=f"shape {wanted}",
-                    got=getattr(weights, "dtype", type(weights).__name__),
-                    hint="weights.float()",
-                )
+                "weights must be a floating tensor",
+                expected=f"shape {wanted}",
+                got=getattr(weights, "dtype", type(weights).__name__),
+                hint="weights.float()",
             )
         try:
             full = weights.to(self.device, self._readable("received(weights)").compute_dtype).expand(wanted)
         except RuntimeError:
             raise InputError(
-                explain(
-                    "the weights do not fit the map",
-                    expected=f"one for each query, {wanted}",
-                    got=tuple(weights.shape),
-                    hint="weights of [*batch, heads, queries]",
-                )
+                "the weights do not fit the map",
+                expected=f"one for each query, {wanted}",
+                got=tuple(weights.shape),
+                hint="weights of [*batch, heads, queries]",
             ) from None
         request = Weighted(full.reshape(*s.batch, s.heads, s.queries))
         return self._shaped(self._compute([request])[request])
@@ -232,7 +226,7 @@ class Sight:
         """
         if not isinstance(size, tuple) or len(size) != 2:
             raise InputTypeError(
-                explain("size is two whole numbers", expected="(height, width)", got=repr(size), hint="size=(512, 512)")
+                "size is two whole numbers", expected="(height, width)", got=repr(size), hint="size=(512, 512)"
             )
         s = self._call.sizes
         rows, columns = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
@@ -324,12 +318,10 @@ class Sight:
     def _readable(self, what: str) -> Call:
         if self._call.q is None:
             raise InputError(
-                explain(
-                    f"{what} needs q and k, which were not kept",
-                    expected="a sight with q and k",
-                    got="one without" if self._lacks is None else f"one without, from a file of {self._lacks}",
-                    hint="save with keep_qk=True, or prepare(…) it before saving",
-                )
+                f"{what} needs q and k, which were not kept",
+                expected="a sight with q and k",
+                got="one without" if self._lacks is None else f"one without, from a file of {self._lacks}",
+                hint="save with keep_qk=True, or prepare(…) it before saving",
             )
         self._unchanged.check()
         return self._call

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sightline import normalizers
 from sightline.attention.call import Call, check_bias, check_number, check_sinks, check_softcap
-from sightline.errors import InputTypeError, SightFileError, explain
+from sightline.errors import InputTypeError, SightFileError
 from sightline.files import write_whole
 from sightline.lens.described import (
     LARGEST,
@@ -68,12 +68,10 @@ def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
     call = sight._call
     if call.bias is not None and not isinstance(call.bias, Tensor) and not _is_whole_alibi(call.bias):
         raise InputTypeError(
-            explain(
-                "this bias cannot be saved",
-                expected="a tensor or sl.alibi(heads)",
-                got=type(call.bias).__name__,
-                hint="bias.to_dense(queries, keys) for a small one",
-            )
+            "this bias cannot be saved",
+            expected="a tensor or sl.alibi(heads)",
+            got=type(call.bias).__name__,
+            hint="bias.to_dense(queries, keys) for a small one",
         )
     tensors: dict[str, Tensor] = {"row": sight._row}
     about: dict[str, Any] = {
@@ -125,12 +123,10 @@ def check_format(name: str, said: Any, newest: int) -> int:
         raise ValueError(f"format: {short(said)} instead of a number from 1 to {newest}")
     if said > newest:
         raise SightFileError(
-            explain(
-                f"{name} was written by a newer version of Sightline",
-                expected=f"format {newest} or older, which this version reads",
-                got=f"format {short(said)}",
-                hint="a newer Sightline: pip install --upgrade sightline",
-            )
+            f"{name} was written by a newer version of Sightline",
+            expected=f"format {newest} or older, which this version reads",
+            got=f"format {short(said)}",
+            hint="a newer Sightline: pip install --upgrade sightline",
         )
     return said
 
@@ -143,12 +139,10 @@ def lacking(format: int) -> str | None:
 
 def _bad(path: Path, got: str) -> SightFileError:
     return SightFileError(
-        explain(
-            f"{path.name} is not a sight",
-            expected="a whole file written by Sight.save",
-            got=got,
-            hint="save it again; a copy may have been cut short",
-        )
+        f"{path.name} is not a sight",
+        expected="a whole file written by Sight.save",
+        got=got,
+        hint="save it again; a copy may have been cut short",
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.files import parse_json, size_of_file
 
 # The names of the dtypes in a file.
@@ -53,12 +53,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], key: str | None = None
         text = json.dumps(about)
         if len(text) > LARGEST_TEXT:
             raise InputError(
-                explain(
-                    "too much for one file",
-                    expected=f"a description of at most {LARGEST_TEXT:,} bytes",
-                    got=f"{len(text):,} bytes for {len(tensors):,} tensors",
-                    hint="a simpler mask, or a sight with fewer pictures: sl.look(q, k, …)",
-                )
+                "too much for one file",
+                expected=f"a description of at most {LARGEST_TEXT:,} bytes",
+                got=f"{len(text):,} bytes for {len(tensors):,} tensors",
+                hint="a simpler mask, or a sight with fewer pictures: sl.look(q, k, …)",
             )
         header["__metadata__"] = {key: text}
     # The widest first, so that every tensor is aligned.
@@ -68,9 +66,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], key: str | None = None
         tensor = tensors[name]
         if tensor.dtype not in _NAMES:
             raise InputTypeError(
-                explain(
-                    f"{name} cannot be saved", expected="a plain dtype", got=tensor.dtype, hint="q.float(), k.float()"
-                )
+                f"{name} cannot be saved", expected="a plain dtype", got=tensor.dtype, hint="q.float(), k.float()"
             )
         start, end = end, end + tensor.numel() * tensor.dtype.itemsize
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.masks import Mask
 
 if TYPE_CHECKING:
@@ -33,12 +33,10 @@ class Unchanged:
         changed = dict.fromkeys(name for name, tensor, then in self._then if count(tensor) != then)
         if changed:
             raise InputError(
-                explain(
-                    f"{' and '.join(changed)} {'was' if len(changed) == 1 else 'were'} changed after the call",
-                    expected="the tensors as they were: a sight reads them when something is asked of it",
-                    got="an operation in place since then, such as mul_ or a slice that was written to",
-                    hint="ask before they change (stats=…, sight.prepare(…)), or give copies: q.clone()",
-                )
+                f"{' and '.join(changed)} {'was' if len(changed) == 1 else 'were'} changed after the call",
+                expected="the tensors as they were: a sight reads them when something is asked of it",
+                got="an operation in place since then, such as mul_ or a slice that was written to",
+                hint="ask before they change (stats=…, sight.prepare(…)), or give copies: q.clone()",
             )
 
 

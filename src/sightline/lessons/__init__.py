@@ -10,7 +10,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lessons.page import Page
 
 if TYPE_CHECKING:
@@ -60,12 +60,10 @@ def find(name: str) -> Lesson:
     if name not in LESSONS:
         near = difflib.get_close_matches(str(name), LESSONS, n=1)
         raise InputError(
-            explain(
-                "there is no such lesson",
-                expected=f"one of {', '.join(LESSONS)}",
-                got=repr(name),
-                hint=near[0] if near else LESSONS[0],
-            )
+            "there is no such lesson",
+            expected=f"one of {', '.join(LESSONS)}",
+            got=repr(name),
+            hint=near[0] if near else LESSONS[0],
         )
     module = importlib.import_module(f"sightline.lessons.{name.replace('-', '_')}")
     return Lesson(name, module.TITLE, tuple(module.SOURCES), module.lesson)

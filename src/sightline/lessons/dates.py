@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import plots
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lessons.ladder.threads import threads
 from sightline.lessons.page import Page
 from sightline.masks import padding
@@ -99,12 +99,10 @@ def encode(texts: Sequence[str]) -> tuple[Int[Tensor, "batch time"], Int[Tensor,
         unknown = sorted(set(text) - NUMBER.keys())
         if not text or unknown or len(text) > LONGEST:
             raise InputError(
-                explain(
-                    "this is not a date the model could read",
-                    expected=f"1 to {LONGEST} characters of {ALPHABET!r}",
-                    got=f"{text[:40]!r}" + (f" with {''.join(unknown)[:20]!r}" if unknown else ""),
-                    hint="May 5th 2000",
-                )
+                "this is not a date the model could read",
+                expected=f"1 to {LONGEST} characters of {ALPHABET!r}",
+                got=f"{text[:40]!r}" + (f" with {''.join(unknown)[:20]!r}" if unknown else ""),
+                hint="May 5th 2000",
             )
     lengths = [len(text) for text in texts]
     longest = max(lengths)

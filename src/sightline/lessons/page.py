@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lessons.sources import in_words
 from sightline.steps import Table, html
 from sightline.steps import numbers as format_of
@@ -123,9 +123,7 @@ class Page:
         difference = (one - other).abs().max().item() if one.numel() else 0.0
         if not difference <= at_most:
             raise InputError(
-                explain(
-                    f"{what} do not agree", expected=f"at most {at_most:g}", got=f"{difference:.3g}", hint="the lesson"
-                )
+                f"{what} do not agree", expected=f"at most {at_most:g}", got=f"{difference:.3g}", hint="the lesson"
             )
         same = "the same numbers to the last bit" if difference == 0 else "the same numbers, largest difference"
         self._add(Paragraph(f"{what}: {same}{f' {difference:.1e}' if difference else ''}."))

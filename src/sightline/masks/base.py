@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int, Int8
@@ -295,10 +295,8 @@ def as_mask(mask: object) -> Mask:
 
         return dense(mask)
     raise InputTypeError(
-        explain(
-            "this cannot be used as a mask",
-            expected="a sightline mask or a boolean tensor",
-            got=type(mask).__name__,
-            hint="sl.causal(), sl.window(…), sl.padding(…), sl.documents(…) or sl.dense(bool tensor)",
-        )
+        "this cannot be used as a mask",
+        expected="a sightline mask or a boolean tensor",
+        got=type(mask).__name__,
+        hint="sl.causal(), sl.window(…), sl.padding(…), sl.documents(…) or sl.dense(bool tensor)",
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod, counted, may_keep, own, state_of
 
 if TYPE_CHECKING:
@@ -74,12 +74,10 @@ class Documents(Mask):
         )
         if not fits or not all(_broadcasts(ids.shape[:-1], batch) for ids in (self.ids, key_ids)):
             raise InputError(
-                explain(
-                    "the documents do not fit the call",
-                    expected=f"ids for {queries} queries and {keys} keys, of batch {batch} or broadcastable to it",
-                    got=f"ids {tuple(self.ids.shape)}, key_ids {tuple(key_ids.shape)}",
-                    hint="documents(ids) for self-attention, documents(ids, key_ids) for two sequences",
-                )
+                "the documents do not fit the call",
+                expected=f"ids for {queries} queries and {keys} keys, of batch {batch} or broadcastable to it",
+                got=f"ids {tuple(self.ids.shape)}, key_ids {tuple(key_ids.shape)}",
+                hint="documents(ids) for self-attention, documents(ids, key_ids) for two sequences",
             )
 
     def state(self) -> Hashable | None:
@@ -141,32 +139,26 @@ class Padding(Mask):
         if self.real is not None:
             if self.real.shape[-1] != keys or not _broadcasts(self.real.shape[:-1], batch):
                 raise InputError(
-                    explain(
-                        "the padding does not fit the call",
-                        expected=f"booleans of batch {batch} and {keys} keys, True = real",
-                        got=tuple(self.real.shape),
-                        hint="padding says which keys are real, one boolean for each key of each sequence",
-                    )
+                    "the padding does not fit the call",
+                    expected=f"booleans of batch {batch} and {keys} keys, True = real",
+                    got=tuple(self.real.shape),
+                    hint="padding says which keys are real, one boolean for each key of each sequence",
                 )
             return
         assert self.lengths is not None
         if not _broadcasts(self.lengths.shape, batch):
             raise InputError(
-                explain(
-                    "the padding does not fit the call",
-                    expected=f"one length for each sequence of batch {batch}",
-                    got=f"lengths {tuple(self.lengths.shape)}",
-                    hint="for q of [batch, heads, time, dim] give lengths of [batch]",
-                )
+                "the padding does not fit the call",
+                expected=f"one length for each sequence of batch {batch}",
+                got=f"lengths {tuple(self.lengths.shape)}",
+                hint="for q of [batch, heads, time, dim] give lengths of [batch]",
             )
         if self.longest is not None and self.longest > keys:
             raise InputError(
-                explain(
-                    "a padding length is longer than the keys",
-                    expected=f"at most {keys}",
-                    got=self.longest,
-                    hint="lengths count the real keys of each sequence",
-                )
+                "a padding length is longer than the keys",
+                expected=f"at most {keys}",
+                got=self.longest,
+                hint="lengths count the real keys of each sequence",
             )
 
     def state(self) -> Hashable | None:
@@ -212,18 +204,14 @@ class Dense(Mask):
         target = (*batch, heads, queries, keys)
         if not _broadcasts(self.table.shape, target):
             raise InputError(
-                explain(
-                    "the mask does not fit the call",
-                    expected=f"a shape that broadcasts to {target} = [*batch, heads, queries, keys]",
-                    got=tuple(self.table.shape),
-                    hint="add axes with unsqueeze; for padding use sl.padding(…), which takes [batch, keys]",
-                )
+                "the mask does not fit the call",
+                expected=f"a shape that broadcasts to {target} = [*batch, heads, queries, keys]",
+                got=tuple(self.table.shape),
+                hint="add axes with unsqueeze; for padding use sl.padding(…), which takes [batch, keys]",
             )
         if self.table.device != device:
             raise InputError(
-                explain(
-                    "the mask is on another device", expected=device, got=self.table.device, hint="mask.to(q.device)"
-                )
+                "the mask is on another device", expected=device, got=self.table.device, hint="mask.to(q.device)"
             )
 
     def __repr__(self) -> str:
@@ -257,12 +245,10 @@ def padding(lengths: Int[Tensor, "*batch"] | Bool[Tensor, "*batch keys"] | Seque
     if tensor.dtype == torch.bool:
         if tensor.dim() == 0:
             raise InputError(
-                explain(
-                    "padding needs one boolean per key",
-                    expected="[*batch, keys]",
-                    got="a single boolean",
-                    hint="padding(ids != pad_id)",
-                )
+                "padding needs one boolean per key",
+                expected="[*batch, keys]",
+                got="a single boolean",
+                hint="padding(ids != pad_id)",
             )
         return Padding(None, tensor)
     tensor = _integers("lengths", tensor)
@@ -270,12 +256,7 @@ def padding(lengths: Int[Tensor, "*batch"] | Bool[Tensor, "*batch keys"] | Seque
     least, most = (int(x) for x in tensor.aminmax()) if _readable(tensor) and tensor.numel() else (None, None)
     if least is not None and least < 0:
         raise InputError(
-            explain(
-                "a padding length must not be negative",
-                expected="0 or more",
-                got=least,
-                hint="lengths count the real keys",
-            )
+            "a padding length must not be negative", expected="0 or more", got=least, hint="lengths count the real keys"
         )
     return Padding(tensor, None, most)
 
@@ -289,26 +270,22 @@ def dense(tensor: Bool[Tensor, "*any queries keys"]) -> Dense:
     """
     if not isinstance(tensor, torch.Tensor):
         raise InputTypeError(
-            explain(
-                "a dense mask must be a tensor",
-                expected="a boolean torch.Tensor",
-                got=type(tensor).__name__,
-                hint="torch.as_tensor(mask)",
-            )
+            "a dense mask must be a tensor",
+            expected="a boolean torch.Tensor",
+            got=type(tensor).__name__,
+            hint="torch.as_tensor(mask)",
         )
     if tensor.dtype != torch.bool:
         hint = "pass it as bias=…" if tensor.dtype.is_floating_point else "mask.bool(); True means may attend"
         raise InputTypeError(
-            explain("a mask must be boolean", expected="torch.bool, True = may attend", got=tensor.dtype, hint=hint)
+            "a mask must be boolean", expected="torch.bool, True = may attend", got=tensor.dtype, hint=hint
         )
     if tensor.dim() < 2:
         raise InputError(
-            explain(
-                "a dense mask needs at least two axes",
-                expected="[*batch, heads, queries, keys] or fewer leading axes",
-                got=tuple(tensor.shape),
-                hint="mask[None] for one row that all queries share",
-            )
+            "a dense mask needs at least two axes",
+            expected="[*batch, heads, queries, keys] or fewer leading axes",
+            got=tuple(tensor.shape),
+            hint="mask[None] for one row that all queries share",
         )
     return Dense(tensor)
 
@@ -317,18 +294,14 @@ def _integers(name: str, values: object) -> Tensor:
     tensor = own(torch.as_tensor(values))
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
         raise InputTypeError(
-            explain(
-                f"{name} must be whole numbers", expected="an integer dtype", got=tensor.dtype, hint=f"{name}.long()"
-            )
+            f"{name} must be whole numbers", expected="an integer dtype", got=tensor.dtype, hint=f"{name}.long()"
         )
     if name != "lengths" and tensor.dim() == 0:
         raise InputError(
-            explain(
-                f"{name} needs a time axis",
-                expected="[*batch, time]",
-                got="a single number",
-                hint="one document number per position",
-            )
+            f"{name} needs a time axis",
+            expected="[*batch, time]",
+            got="a single number",
+            hint="one document number per position",
         )
     return tensor
 

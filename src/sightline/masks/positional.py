@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod
 from sightline.shapes import as_whole
 
@@ -174,9 +174,7 @@ def causal(align: str = "end") -> Band:
     """
     if align not in ("end", "start"):
         raise InputError(
-            explain(
-                "unknown alignment", expected="'end' or 'start'", got=repr(align), hint="causal() is aligned at the end"
-            )
+            "unknown alignment", expected="'end' or 'start'", got=repr(align), hint="causal() is aligned at the end"
         )
     return _CAUSAL if align == "end" else Band(None, 0, "start")
 
@@ -212,11 +210,9 @@ def prefix(n: int) -> Prefix:
 def _whole(what: str, value: object, hint: str) -> int:
     number = as_whole(value)
     if number is None:
-        raise InputTypeError(
-            explain(f"{what} must be a whole number", expected="int", got=type(value).__name__, hint=hint)
-        )
+        raise InputTypeError(f"{what} must be a whole number", expected="int", got=type(value).__name__, hint=hint)
     if number < 0:
-        raise InputError(explain(f"{what} must not be negative", expected="0 or more", got=number, hint=hint))
+        raise InputError(f"{what} must not be negative", expected="0 or more", got=number, hint=hint)
     return number
 
 

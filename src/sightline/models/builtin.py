@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.errors import MissingExtraError, explain
+from sightline.errors import MissingExtraError
 from sightline.models import cache
 from sightline.models.checkpoint import Checkpoint, CheckpointError, open_path, refused
 
@@ -55,12 +55,10 @@ class Builtin:
         path = self.find()
         if path is None:
             raise MissingExtraError(
-                explain(
-                    f"the model {self.name!r} is not installed",
-                    expected=f"the package {self.package}, with {self.path}",
-                    got="no such package, or one without its files",
-                    hint=self.install,
-                )
+                f"the model {self.name!r} is not installed",
+                expected=f"the package {self.package}, with {self.path}",
+                got="no such package, or one without its files",
+                hint=self.install,
             )
         return path
 

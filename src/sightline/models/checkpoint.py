@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +39,7 @@ def refused(what: str, *, expected: object, got: object, hint: str) -> Checkpoin
       got: b
       try: c
     """
-    return CheckpointError(explain(what, expected=expected, got=got, hint=hint))
+    return CheckpointError(what, expected=expected, got=got, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,10 @@ def open_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
         return open_builtin(name_or_path)
     if not isinstance(name_or_path, str | os.PathLike):
         raise InputTypeError(
-            explain(
-                "a model is asked for by name or by path",
-                expected="text or a path",
-                got=type(name_or_path).__name__,
-                hint='load("minilm")',
-            )
+            "a model is asked for by name or by path",
+            expected="text or a path",
+            got=type(name_or_path).__name__,
+            hint='load("minilm")',
         )
     return open_path(Path(name_or_path).expanduser())
 

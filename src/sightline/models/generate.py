@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.models.sampling import Sampler
 from sightline.models.step import Step
 
@@ -74,10 +74,8 @@ def check_room(model: LanguageModel, longest: int, most: int) -> None:
     """Refuse a prompt without a token, or more tokens than the model has positions for."""
     if model.context is not None and longest + most > model.context:
         raise InputError(
-            explain(
-                "the text would be longer than the model's context",
-                expected=f"prompt and new tokens together at most {model.context}",
-                got=f"a prompt of {longest} and {most} new ones",
-                hint=f"max_new_tokens={max(0, model.context - longest)}, or a shorter prompt",
-            )
+            "the text would be longer than the model's context",
+            expected=f"prompt and new tokens together at most {model.context}",
+            got=f"a prompt of {longest} and {most} new ones",
+            hint=f"max_new_tokens={max(0, model.context - longest)}, or a shorter prompt",
         )

@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from sightline.errors import MissingExtraError, explain
+from sightline.errors import MissingExtraError
 from sightline.models.checkpoint import CheckpointError, refused
 from sightline.models.strict_json import check_regular
 
@@ -83,12 +83,10 @@ def gguf_library() -> Any:
         import gguf
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            explain(
-                "GGUF files need the package `gguf`",
-                expected="the extra `models`",
-                got="no module named gguf",
-                hint="pip install 'sightline[models]'",
-            )
+            "GGUF files need the package `gguf`",
+            expected="the extra `models`",
+            got="no module named gguf",
+            hint="pip install 'sightline[models]'",
         ) from error
     return gguf
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.models.sights import Heads, Sights, observe
 from sightline.nn import Encoder
 
@@ -63,12 +63,10 @@ class ImageEncoder(nn.Module):
         """The logits of the classes it was trained for, from the first hidden state."""
         if self.classifier is None:
             raise InputError(
-                explain(
-                    "this model knows no classes",
-                    expected="a checkpoint with a classifier",
-                    got="an encoder alone",
-                    hint="model(images) for hidden states",
-                )
+                "this model knows no classes",
+                expected="a checkpoint with a classifier",
+                got="an encoder alone",
+                hint="model(images) for hidden states",
             )
         logits: Tensor = self.classifier(self(images)[..., 0, :])
         return logits
@@ -90,20 +88,16 @@ class ImageEncoder(nn.Module):
     def _check(self, images: object) -> None:
         if not isinstance(images, Tensor) or not images.is_floating_point():
             raise InputTypeError(
-                explain(
-                    "images must be a floating tensor",
-                    expected="[*batch, channels, height, width]",
-                    got=images.dtype if isinstance(images, Tensor) else type(images).__name__,
-                    hint="images.float() / 255, then scaled as preprocessor_config.json says",
-                )
+                "images must be a floating tensor",
+                expected="[*batch, channels, height, width]",
+                got=images.dtype if isinstance(images, Tensor) else type(images).__name__,
+                hint="images.float() / 255, then scaled as preprocessor_config.json says",
             )
         wanted = (self.channels, *self.size)
         if tuple(images.shape[-3:]) != wanted:
             raise InputError(
-                explain(
-                    "the images do not fit this model",
-                    expected=f"[*batch, {', '.join(map(str, wanted))}]",
-                    got=tuple(images.shape),
-                    hint="resize them to the size the model was trained with",
-                )
+                "the images do not fit this model",
+                expected=f"[*batch, {', '.join(map(str, wanted))}]",
+                got=tuple(images.shape),
+                hint="resize them to the size the model was trained with",
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.models.checkpoint import SpecialTokens
 from sightline.models.generate import new_tokens
 from sightline.models.sampling import Sampler
@@ -147,12 +147,10 @@ class LanguageModel(TakesCache, TextModel):
         """
         if not isinstance(prompt, str):
             raise InputTypeError(
-                explain(
-                    "one text is streamed at a time",
-                    expected="a string",
-                    got=type(prompt).__name__,
-                    hint="model.generate(prompts) for several",
-                )
+                "one text is streamed at a time",
+                expected="a string",
+                got=type(prompt).__name__,
+                hint="model.generate(prompts) for several",
             )
         prompts, _, _ = self._prompts(prompt)
         stops, ends = self._stops(stop, True), self._ends(eos)
@@ -173,12 +171,10 @@ class LanguageModel(TakesCache, TextModel):
         top = self.embedding.num_embeddings
         if not rows or not all(row and all(type(n) is int and 0 <= n < top for n in row) for row in rows):
             raise InputError(
-                explain(
-                    "this prompt cannot be continued",
-                    expected=f"text, or ids from 0 to {top - 1}; one or more of either, none of them empty",
-                    got=repr(prompt)[:80],
-                    hint='model.generate("Once upon a time")',
-                )
+                "this prompt cannot be continued",
+                expected=f"text, or ids from 0 to {top - 1}; one or more of either, none of them empty",
+                got=repr(prompt)[:80],
+                hint='model.generate("Once upon a time")',
             )
         return rows, is_text, single
 
@@ -186,12 +182,10 @@ class LanguageModel(TakesCache, TextModel):
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(one, str) and one for one in stops) or (stops and not is_text):
             raise InputError(
-                explain(
-                    "this cannot stop a text",
-                    expected="strings that are not empty, and a prompt that is text",
-                    got=repr(stop)[:80],
-                    hint='stop="\\n"; eos=… for ids',
-                )
+                "this cannot stop a text",
+                expected="strings that are not empty, and a prompt that is text",
+                got=repr(stop)[:80],
+                hint='stop="\\n"; eos=… for ids',
             )
         return stops
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.lens.limits import require
 from sightline.models.checkpoint import Checkpoint, open_checkpoint
 
@@ -55,12 +55,10 @@ def _device(device: torch.device | str | None) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(
-            explain(
-                "this device cannot be used",
-                expected='one that torch has, such as "cpu" or "cuda"',
-                got=f"{device!r}: {str(error).splitlines()[0]}",
-                hint='device="cpu"',
-            )
+            "this device cannot be used",
+            expected='one that torch has, such as "cpu" or "cuda"',
+            got=f"{device!r}: {str(error).splitlines()[0]}",
+            hint='device="cpu"',
         ) from error
     return chosen
 
@@ -74,11 +72,9 @@ def _dtype(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.devi
         return kept if kept.is_floating_point else torch.float32
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise InputTypeError(
-            explain(
-                "weights cannot be of this dtype",
-                expected="torch.float32, bfloat16, float16 or float64",
-                got=dtype,
-                hint="leave dtype out",
-            )
+            "weights cannot be of this dtype",
+            expected="torch.float32, bfloat16, float16 or float64",
+            got=dtype,
+            hint="leave dtype out",
         )
     return dtype

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.models.checkpoint import Checkpoint
 
 # What 1_Pooling/config.json calls them, and what they are here.
@@ -41,12 +41,10 @@ class Pooling:
         """One vector for each text, `[batch, width]`, of states `[batch, time, width]` that end with padding."""
         if self.mode is None:
             raise InputError(
-                explain(
-                    "how this model makes one vector of a text is not known here",
-                    expected=f"modules.json with pooling by {', '.join(MODES.values())}",
-                    got="another kind of pooling, or more layers behind it",
-                    hint="pool the hidden states: model(model.batch(text).ids)",
-                )
+                "how this model makes one vector of a text is not known here",
+                expected=f"modules.json with pooling by {', '.join(MODES.values())}",
+                got="another kind of pooling, or more layers behind it",
+                hint="pool the hidden states: model(model.batch(text).ids)",
             )
         real = (torch.arange(states.shape[1], device=states.device) < lengths.to(states.device)[:, None])[..., None]
         if self.mode == "first":

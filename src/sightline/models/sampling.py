@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.positions.base import whole
 from sightline.shapes import as_number, as_whole
 
@@ -48,7 +48,7 @@ class Sampler:
         self.top_p = _between("top_p", top_p, 0.0, 1.0)
         if not self.top_p:
             raise InputError(
-                explain("top_p keeps nothing", expected="above 0", got=top_p, hint="temperature=0 for the likeliest")
+                "top_p keeps nothing", expected="above 0", got=top_p, hint="temperature=0 for the likeliest"
             )
         self.generators: list[torch.Generator] = []
         if self.temperature:
@@ -79,17 +79,13 @@ class Sampler:
 def _between(name: str, value: object, low: float, high: float) -> float:
     number = as_number(value)
     if number is None:
-        raise InputTypeError(
-            explain(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"{name}=1.0")
-        )
+        raise InputTypeError(f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"{name}=1.0")
     if not low <= number <= high or math.isinf(number):
         raise InputError(
-            explain(
-                f"{name} is out of range",
-                expected=f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}",
-                got=value,
-                hint=f"{name}=1.0",
-            )
+            f"{name} is out of range",
+            expected=f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}",
+            got=value,
+            hint=f"{name}=1.0",
         )
     return number
 
@@ -97,7 +93,5 @@ def _between(name: str, value: object, low: float, high: float) -> float:
 def _seed(seed: object) -> int:
     number = as_whole(seed)
     if number is None:
-        raise InputTypeError(
-            explain("a seed must be a whole number", expected="int", got=type(seed).__name__, hint="seed=0")
-        )
+        raise InputTypeError("a seed must be a whole number", expected="int", got=type(seed).__name__, hint="seed=0")
     return number % (1 << 63)

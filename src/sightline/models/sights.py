@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline import lens
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lens import Sight
 from sightline.nn.intact import put_back, state_of
 from sightline.nn.observe import observing
@@ -39,12 +39,10 @@ class Sights(dict[str, Sight]):
         if isinstance(key, int) and key in numbers:
             return self[numbers[key]]
         raise InputError(
-            explain(
-                "there is no sight of this",
-                expected=f"a layer out of {sorted(numbers)}, or its full name",
-                got=repr(key),
-                hint="`layers` of observe says which layers to look at",
-            )
+            "there is no sight of this",
+            expected=f"a layer out of {sorted(numbers)}, or its full name",
+            got=repr(key),
+            hint="`layers` of observe says which layers to look at",
         )
 
 
@@ -74,7 +72,7 @@ def some_heads(sight: Sight, heads: Heads, stats: Any = ()) -> Sight:
         chosen = torch.arange(count)[heads if isinstance(heads, slice) else torch.as_tensor(heads).reshape(-1)]
     except (IndexError, TypeError, RuntimeError):
         raise InputError(
-            explain("there is no such head", expected=f"0 to {count - 1}", got=heads, hint="heads=[0, 1]")
+            "there is no such head", expected=f"0 to {count - 1}", got=heads, hint="heads=[0, 1]"
         ) from None
     chosen = chosen.to(call.device)
     q, k = call.q.index_select(-3, chosen), call.k.index_select(-3, chosen // groups)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.masks import Mask, padding
 from sightline.models.labels import labels_of_ids, labels_of_text
 from sightline.models.sights import Heads, Sights, observe
@@ -119,12 +119,10 @@ class TextModel(nn.Module):
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise InputError(
-                explain(
-                    "this model has no tokenizer",
-                    expected="a checkpoint with tokenizer.json, or ids in the place of text",
-                    got="text",
-                    hint="model.tokenizer = tokenizers.Tokenizer.from_file(…)",
-                )
+                "this model has no tokenizer",
+                expected="a checkpoint with tokenizer.json, or ids in the place of text",
+                got="text",
+                hint="model.tokenizer = tokenizers.Tokenizer.from_file(…)",
             )
         return self.tokenizer
 
@@ -133,12 +131,10 @@ class TextModel(nn.Module):
             return torch.as_tensor(ids, device=self.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputTypeError(
-                explain(
-                    "this is neither text nor ids",
-                    expected="a string, a list of strings, or ids of one length",
-                    got=str(error)[:120],
-                    hint='model.observe("some text")',
-                )
+                "this is neither text nor ids",
+                expected="a string, a list of strings, or ids of one length",
+                got=str(error)[:120],
+                hint='model.observe("some text")',
             ) from None
 
     def _labels(self, ids: list[int]) -> list[str]:
@@ -147,15 +143,13 @@ class TextModel(nn.Module):
     def _check_ids(self, ids: object) -> None:
         if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32) or ids.dim() < 1:
             raise InputTypeError(
-                explain(
-                    "ids must be whole numbers",
-                    expected="[*batch, time] of int64",
-                    got=f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__,
-                    hint="model.batch(text).ids",
-                )
+                "ids must be whole numbers",
+                expected="[*batch, time] of int64",
+                got=f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__,
+                hint="model.batch(text).ids",
             )
         if not ids.shape[-1]:
-            raise InputError(explain("there are no tokens", expected="1 or more", got="none", hint="some text"))
+            raise InputError("there are no tokens", expected="1 or more", got="none", hint="some text")
 
     def _embed(self, ids: Tensor) -> Tensor:
         """The vectors of tokens; on the CPU the look-up itself notices ids that do not exist."""
@@ -164,12 +158,10 @@ class TextModel(nn.Module):
             vectors: Tensor = self.table(ids)
         except IndexError:
             raise InputError(
-                explain(
-                    "an id is not in the vocabulary",
-                    expected=f"0 to {self.table.num_embeddings - 1}",
-                    got=f"{int(ids.min())} to {int(ids.max())}",
-                    hint="use the tokenizer that came with the model",
-                )
+                "an id is not in the vocabulary",
+                expected=f"0 to {self.table.num_embeddings - 1}",
+                got=f"{int(ids.min())} to {int(ids.max())}",
+                hint="use the tokenizer that came with the model",
             ) from None
         return vectors
 

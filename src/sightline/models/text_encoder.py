@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 from sightline.models.pooling import Pooling
 from sightline.models.text import TextModel, as_padding
 from sightline.nn import Encoder
@@ -106,12 +106,10 @@ class TextEncoder(TextModel):
         listed = [texts] if isinstance(texts, str) else list(texts)
         if not all(isinstance(text, str) for text in listed):
             raise InputTypeError(
-                explain(
-                    "only text can be encoded",
-                    expected="a string, or a list of strings",
-                    got=next(type(text).__name__ for text in listed if not isinstance(text, str)),
-                    hint="model(ids) for ids",
-                )
+                "only text can be encoded",
+                expected="a string, or a list of strings",
+                got=next(type(text).__name__ for text in listed if not isinstance(text, str)),
+                hint="model(ids) for ids",
             )
         most = whole("batch_size", batch_size)
         rows = self._encode(listed, self.pooling.longest) if listed else []

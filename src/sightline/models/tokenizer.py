@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sightline.errors import MissingExtraError, explain
+from sightline.errors import MissingExtraError
 from sightline.models.checkpoint import Checkpoint, refused
 
 if TYPE_CHECKING:
@@ -20,12 +20,10 @@ def tokenizers_library() -> Any:
         import tokenizers
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            explain(
-                "tokenizers need the package `tokenizers`",
-                expected="the extra `models`",
-                got="no module named tokenizers",
-                hint="pip install 'sightline[models]'",
-            )
+            "tokenizers need the package `tokenizers`",
+            expected="the extra `models`",
+            got="no module named tokenizers",
+            hint="pip install 'sightline[models]'",
         ) from error
     return tokenizers
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.nn.memory import Source
 from sightline.positions.base import whole
 
@@ -97,12 +97,10 @@ class KVCache:
         length = self._length + k.shape[-2]
         if self._fixed is not None and length > self._fixed:
             raise InputError(
-                explain(
-                    "the cache is full",
-                    expected=f"at most {self._fixed} tokens, its capacity",
-                    got=f"{self._length} held and {k.shape[-2]} more",
-                    hint="a larger capacity, or KVCache() which grows",
-                )
+                "the cache is full",
+                expected=f"at most {self._fixed} tokens, its capacity",
+                got=f"{self._length} held and {k.shape[-2]} more",
+                hint="a larger capacity, or KVCache() which grows",
             )
         keys, values = self._extend(keys, k, length), self._extend(values, v, length)
         self._keys, self._values, self._length, self._source = keys, values, length, None
@@ -138,22 +136,18 @@ class KVCache:
             return
         if self._keys.dim() < 4:
             raise InputError(
-                explain(
-                    "a cache without a batch has no order",
-                    expected="keys of [batch, kv_heads, time, head_dim]",
-                    got=f"keys of {tuple(self._keys.shape)}",
-                    hint="decode x[None], a batch of one",
-                )
+                "a cache without a batch has no order",
+                expected="keys of [batch, kv_heads, time, head_dim]",
+                got=f"keys of {tuple(self._keys.shape)}",
+                hint="decode x[None], a batch of one",
             )
         chosen = torch.as_tensor(indices, device=self._keys.device)
         if chosen.dtype.is_floating_point or chosen.dtype == torch.bool or chosen.dim() != 1:
             raise InputTypeError(
-                explain(
-                    "indices must be a list of whole numbers",
-                    expected="[batch] integers",
-                    got=f"{chosen.dtype} {tuple(chosen.shape)}",
-                    hint="indices.long()",
-                )
+                "indices must be a list of whole numbers",
+                expected="[batch] integers",
+                got=f"{chosen.dtype} {tuple(chosen.shape)}",
+                hint="indices.long()",
             )
         keys, values, source = self._keys.index_select(0, chosen), self._values.index_select(0, chosen), self._source
         if source is not None:
@@ -167,7 +161,7 @@ class KVCache:
         held: Tensor | None = getattr(self, name)
         if held is None:
             raise InputError(
-                explain("the cache is empty", expected="something appended", got="nothing", hint="cache.append(k, v)")
+                "the cache is empty", expected="something appended", got="nothing", hint="cache.append(k, v)"
             )
         if torch.is_grad_enabled() and held.is_inference():
             # Autograd cannot save what was made in inference mode.
@@ -195,21 +189,17 @@ class KVCache:
         for name, new in (("k", k), ("v", v)):
             if not isinstance(new, Tensor) or new.dim() < 3:
                 raise InputTypeError(
-                    explain(
-                        f"{name} cannot be cached",
-                        expected="a tensor [*batch, kv_heads, time, head_dim]",
-                        got=tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__,
-                        hint=f"{name}[None], if the heads are missing",
-                    )
+                    f"{name} cannot be cached",
+                    expected="a tensor [*batch, kv_heads, time, head_dim]",
+                    got=tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__,
+                    hint=f"{name}[None], if the heads are missing",
                 )
         if k.shape[:-1] != v.shape[:-1]:
             raise InputError(
-                explain(
-                    "k and v must have the same length, heads and batch",
-                    expected="one value for each key",
-                    got=f"k {tuple(k.shape)}, v {tuple(v.shape)}",
-                    hint="append both of the same tokens",
-                )
+                "k and v must have the same length, heads and batch",
+                expected="one value for each key",
+                got=f"k {tuple(k.shape)}, v {tuple(v.shape)}",
+                hint="append both of the same tokens",
             )
 
     def __repr__(self) -> str:
@@ -229,10 +219,8 @@ def _alike(new: Tensor, held: Tensor) -> bool:
 def _unlike(new: Tensor, held: Tensor) -> InputError:
     *front, _, dim = held.shape
     return InputError(
-        explain(
-            "these keys and values do not fit what the cache holds",
-            expected=f"[{', '.join(map(str, front))}, time, {dim}], {held.dtype} on {held.device}",
-            got=f"{list(new.shape)}, {new.dtype} on {new.device}",
-            hint="a new cache, or cache.reset(), for other sequences; one precision for all steps",
-        )
+        "these keys and values do not fit what the cache holds",
+        expected=f"[{', '.join(map(str, front))}, time, {dim}], {held.dtype} on {held.device}",
+        got=f"{list(new.shape)}, {new.dtype} on {new.device}",
+        hint="a new cache, or cache.reset(), for other sequences; one precision for all steps",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from torch import Tensor, nn
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.masks import Mask, causal
 from sightline.nn.cache import KVCache
 from sightline.nn.checks import check_sequence
@@ -109,21 +109,17 @@ class DecoderLayer(TakesCache, Layer):
     def _check_memory(self, memory: object, memory_mask: object) -> None:
         if self.cross_attention is not None and memory is None:
             raise InputError(
-                explain(
-                    "this decoder reads a memory",
-                    expected="decoder(x, memory)",
-                    got="no memory",
-                    hint="the encoder's output; or cross=False for a decoder without",
-                )
+                "this decoder reads a memory",
+                expected="decoder(x, memory)",
+                got="no memory",
+                hint="the encoder's output; or cross=False for a decoder without",
             )
         if self.cross_attention is None and (memory is not None or memory_mask is not None):
             raise InputError(
-                explain(
-                    "this decoder reads no memory",
-                    expected="decoder(x)",
-                    got="a memory or a memory_mask",
-                    hint="cross=True for a decoder with attention to a memory",
-                )
+                "this decoder reads no memory",
+                expected="decoder(x)",
+                got="a memory or a memory_mask",
+                hint="cross=True for a decoder with attention to a memory",
             )
 
 
@@ -239,11 +235,9 @@ class Decoder(TakesCache, Stack):
             return [None] * len(self.layers)
         if not isinstance(cache, DecoderCache) or len(cache.layers) != len(self.layers):
             raise InputTypeError(
-                explain(
-                    "this is not a cache of this decoder",
-                    expected=f"a DecoderCache of {len(self.layers)} layers",
-                    got=cache if isinstance(cache, DecoderCache) else type(cache).__name__,
-                    hint="cache=decoder.new_cache()",
-                )
+                "this is not a cache of this decoder",
+                expected=f"a DecoderCache of {len(self.layers)} layers",
+                got=cache if isinstance(cache, DecoderCache) else type(cache).__name__,
+                hint="cache=decoder.new_cache()",
             )
         return cache.layers

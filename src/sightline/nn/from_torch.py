@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.masks import Mask, causal, dense, padding
 
 if TYPE_CHECKING:
@@ -51,12 +51,10 @@ def read_attention(module: nn.MultiheadAttention) -> Taken:
     for name, there in (("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn)):
         if there:
             raise InputError(
-                explain(
-                    f"{name} has no counterpart",
-                    expected=f"a torch.nn.MultiheadAttention with {name}=False",
-                    got=f"{name}=True",
-                    hint="sinks=True is what newer models use for a place to look at nothing",
-                )
+                f"{name} has no counterpart",
+                expected=f"a torch.nn.MultiheadAttention with {name}=False",
+                got=f"{name}=True",
+                hint="sinks=True is what newer models use for a place to look at nothing",
             )
     weights: dict[str, nn.Parameter] = {}
     names = ("query", "key", "value")
@@ -109,9 +107,7 @@ def _read_layer(module: Any, *norms: str) -> Taken:
         norm = getattr(module, f"norm{number}")
         if not isinstance(norm, nn.LayerNorm):
             raise InputError(
-                explain(
-                    "this norm has no counterpart", expected="LayerNorm", got=type(norm).__name__, hint="norm='rms'"
-                )
+                "this norm has no counterpart", expected="LayerNorm", got=type(norm).__name__, hint="norm='rms'"
             )
         weights |= _state(name, norm)
     options = {
@@ -139,9 +135,7 @@ def _activation(function: object) -> str:
     if function is F.silu or isinstance(function, nn.SiLU):
         return "silu"
     raise InputError(
-        explain(
-            "this activation has no counterpart", expected="relu, gelu or silu", got=function, hint="activation='gelu'"
-        )
+        "this activation has no counterpart", expected="relu, gelu or silu", got=function, hint="activation='gelu'"
     )
 
 
@@ -161,12 +155,10 @@ def _parts(whole: Tensor) -> list[nn.Parameter]:
 def _expect(module: object, kind: type) -> None:
     if not isinstance(module, kind):
         raise InputTypeError(
-            explain(
-                "this cannot be taken over",
-                expected=f"torch.nn.{kind.__name__}",
-                got=type(module).__name__,
-                hint="from_torch is there for the modules of torch.nn with the same meaning",
-            )
+            "this cannot be taken over",
+            expected=f"torch.nn.{kind.__name__}",
+            got=type(module).__name__,
+            hint="from_torch is there for the modules of torch.nn with the same meaning",
         )
 
 
@@ -221,16 +213,14 @@ def _blocked(
     boolean = isinstance(given, Tensor) and given.dtype == torch.bool
     if not boolean and not (isinstance(given, Tensor) and given.is_floating_point()):
         raise InputTypeError(
-            explain(
-                f"{name} must be boolean or float",
-                expected="torch.bool, True = blocked, or a float that is added",
-                got=given.dtype if isinstance(given, Tensor) else type(given).__name__,
-                hint=f"{name}.bool()",
-            )
+            f"{name} must be boolean or float",
+            expected="torch.bool, True = blocked, or a float that is added",
+            got=given.dtype if isinstance(given, Tensor) else type(given).__name__,
+            hint=f"{name}.bool()",
         )
     if given.dim() not in ranks:
         raise InputError(
-            explain(f"{name} has the wrong rank", expected=layout, got=tuple(given.shape), hint="as torch.nn takes it")
+            f"{name} has the wrong rank", expected=layout, got=tuple(given.shape), hint="as torch.nn takes it"
         )
     if boolean:
         return given, None
@@ -245,11 +235,9 @@ def _by_head(table: Tensor, heads: int | None) -> Tensor:
         return table
     if heads is None or table.shape[0] % heads:
         raise InputError(
-            explain(
-                "attn_mask of three axes has one table for each head of each sequence",
-                expected="heads, and [batch * heads, queries, keys]",
-                got=f"heads={heads}, {tuple(table.shape)}",
-                hint="masks_from_torch(attn_mask, heads=mha.heads)",
-            )
+            "attn_mask of three axes has one table for each head of each sequence",
+            expected="heads, and [batch * heads, queries, keys]",
+            got=f"heads={heads}, {tuple(table.shape)}",
+            hint="masks_from_torch(attn_mask, heads=mha.heads)",
         )
     return table.unflatten(0, (-1, heads))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from torch import Tensor, nn
 
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 from sightline.masks import Mask, as_mask
 from sightline.nn.checks import share
 from sightline.nn.feedforward import FeedForward
@@ -72,12 +72,10 @@ class Layer(Observable):
         super().__init__()
         if mask is not None and not isinstance(mask, Mask):
             raise InputTypeError(
-                explain(
-                    "the mask of a layer is a rule",
-                    expected="sl.causal(), sl.window(…) or another mask of Sightline, or None",
-                    got=type(mask).__name__,
-                    hint="give what differs from call to call in the call: layer(x, mask=…)",
-                )
+                "the mask of a layer is a rule",
+                expected="sl.causal(), sl.window(…) or another mask of Sightline, or None",
+                got=type(mask).__name__,
+                hint="give what differs from call to call in the call: layer(x, mask=…)",
             )
         self.attention = MultiHeadAttention(
             width,

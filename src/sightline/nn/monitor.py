@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.nn.select import Layers, select
 from sightline.positions.base import whole
 
@@ -105,12 +105,10 @@ class Monitor:
         self.every, self.first = whole("every", every), whole("first", first)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise InputTypeError(
-                explain(
-                    "this is not an optimizer",
-                    expected="a torch.optim.Optimizer",
-                    got=type(optimizer).__name__,
-                    hint="leave it out, and call monitor.step() after each step",
-                )
+                "this is not an optimizer",
+                expected="a torch.optim.Optimizer",
+                got=type(optimizer).__name__,
+                hint="leave it out, and call monitor.step() after each step",
             )
         self.history: list[Record] = []
         self._taps = {name: part._tap for name, part in select(model, layers).items()}
@@ -159,12 +157,10 @@ class Monitor:
         known = [record[name] for record in self.history if name in record]
         if not known:
             raise InputError(
-                explain(
-                    "nothing was recorded under this name",
-                    expected=f"one of {', '.join(self._taps)}, after a step that was due",
-                    got=repr(name),
-                    hint="monitor.steps are the steps that were recorded",
-                )
+                "nothing was recorded under this name",
+                expected=f"one of {', '.join(self._taps)}, after a step that was due",
+                got=repr(name),
+                hint="monitor.steps are the steps that were recorded",
             )
         nothing = Reading(*(torch.full_like(part, torch.nan) for part in known[0]))
         return Reading(*map(torch.stack, zip(*(record.get(name, nothing) for record in self.history), strict=True)))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import normalizers
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.nn.attends import Attends
 from sightline.nn.cache import KVCache
 from sightline.nn.checks import acts_on, check_positions_fit, check_sequence, share
@@ -84,12 +84,10 @@ class MultiHeadAttention(TakesCache, Attends):
         self.kv_heads = self.heads if kv_heads is None else whole("kv_heads", kv_heads)
         if self.heads % self.kv_heads:
             raise InputError(
-                explain(
-                    "the heads cannot be put into equal groups",
-                    expected=f"heads as a multiple of kv_heads={kv_heads}",
-                    got=f"heads={heads}",
-                    hint="kv_heads=1, one group, or leave it out: each head its own",
-                )
+                "the heads cannot be put into equal groups",
+                expected=f"heads as a multiple of kv_heads={kv_heads}",
+                got=f"heads={heads}",
+                hint="kv_heads=1, one group, or leave it out: each head its own",
             )
         self.head_dim = _split(self.width, self.heads) if head_dim is None else whole("head_dim", head_dim)
         self.value_dim = self.head_dim if value_dim is None else whole("value_dim", value_dim)
@@ -238,12 +236,10 @@ class MultiHeadAttention(TakesCache, Attends):
         """Keys and values of a memory; from the cache, if they are there."""
         if self.positions is not None or at is not None:
             raise InputError(
-                explain(
-                    "positions count along one sequence",
-                    expected="cross-attention without positions",
-                    got=f"a memory and positions={self.positions}, at={at}",
-                    hint="add positions to the memory before it is read, with an additive scheme",
-                )
+                "positions count along one sequence",
+                expected="cross-attention without positions",
+                got=f"a memory and positions={self.positions}, at={at}",
+                hint="add positions to the memory before it is read, with an additive scheme",
             )
         pair = memory if isinstance(memory, tuple) else (memory, memory)
         for one, width in zip(pair, self.memory_width, strict=True):
@@ -276,12 +272,10 @@ class MultiHeadAttention(TakesCache, Attends):
             return self.positions(q, at=start), self.positions(k, at=start)
         if at is not None:
             raise InputError(
-                explain(
-                    "this attention does not use `at`",
-                    expected="at=None, or rotary positions",
-                    got=f"positions={self.positions}",
-                    hint="positions=sl.positions.Rotary(head_dim)",
-                )
+                "this attention does not use `at`",
+                expected="at=None, or rotary positions",
+                got=f"positions={self.positions}",
+                hint="positions=sl.positions.Rotary(head_dim)",
             )
         return q, k
 
@@ -292,12 +286,10 @@ class MultiHeadAttention(TakesCache, Attends):
             return self.positions
         if not isinstance(bias, Tensor):
             raise InputTypeError(
-                explain(
-                    "this attention has a bias of its own",
-                    expected="a tensor, which is added to the positions",
-                    got=type(bias).__name__,
-                    hint="bias.to_dense(queries, keys)",
-                )
+                "this attention has a bias of its own",
+                expected="a tensor, which is added to the positions",
+                got=type(bias).__name__,
+                hint="bias.to_dense(queries, keys)",
             )
         # A tensor is a table already: the sum of both is one more.
         return bias + self.positions.to_dense(queries, keys, device, bias.dtype)
@@ -310,12 +302,10 @@ class MultiHeadAttention(TakesCache, Attends):
 def _split(width: int, heads: int) -> int:
     if width % heads:
         raise InputError(
-            explain(
-                "the width cannot be split into equal heads",
-                expected=f"a width that is a multiple of heads={heads}",
-                got=f"width={width}",
-                hint=f"width={-(-width // heads) * heads}, or say head_dim",
-            )
+            "the width cannot be split into equal heads",
+            expected=f"a width that is a multiple of heads={heads}",
+            got=f"width={width}",
+            hint=f"width={-(-width // heads) * heads}, or say head_dim",
         )
     return width // heads
 
@@ -332,18 +322,16 @@ def _check_shape(pair: tuple[Tensor, Tensor], cache: KVCache) -> None:
     for one in pair:
         if one.shape[:-1] != expected:
             raise InputError(
-                explain(
-                    "the cache holds another memory",
-                    expected=f"batch {expected[:-1]} and {cache.length} tokens, as at the first call",
-                    got=f"a memory of shape {tuple(one.shape)}",
-                    hint="a new cache for a new memory, or cache.reset()",
-                )
+                "the cache holds another memory",
+                expected=f"batch {expected[:-1]} and {cache.length} tokens, as at the first call",
+                got=f"a memory of shape {tuple(one.shape)}",
+                hint="a new cache for a new memory, or cache.reset()",
             )
 
 
 def _checked(cache: object) -> KVCache:
     if not isinstance(cache, KVCache):
         raise InputTypeError(
-            explain("this is not a cache", expected="KVCache", got=type(cache).__name__, hint="cache=sl.nn.KVCache()")
+            "this is not a cache", expected="KVCache", got=type(cache).__name__, hint="cache=sl.nn.KVCache()"
         )
     return cache

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from sightline import lens
 from sightline.attention import attention
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lens.requests import Request, parse
 from sightline.nn.select import Layers, select
 from sightline.nn.tap import for_later
@@ -162,12 +162,10 @@ class _Uncompiled:
                     self.switch = torch.compiler.set_stance("force_eager")
                 except RuntimeError as error:
                     raise InputError(
-                        explain(
-                            "compiled code cannot observe",
-                            expected="observe and observing outside of what torch.compile compiles",
-                            got="a call inside of it",
-                            hint="with observing(model): compiled(x)",
-                        )
+                        "compiled code cannot observe",
+                        expected="observe and observing outside of what torch.compile compiles",
+                        got="a call inside of it",
+                        hint="with observing(model): compiled(x)",
                     ) from error
             self.inside += 1
 

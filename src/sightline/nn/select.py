@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
     from sightline.nn.attends import Attends
@@ -33,12 +33,10 @@ def select(module: nn.Module, layers: Layers = None) -> dict[str, Attends]:
 
     if not isinstance(module, nn.Module):
         raise InputTypeError(
-            explain(
-                "only modules have attention inside",
-                expected="a torch.nn.Module",
-                got=type(module).__name__,
-                hint="sl.observe(q, k, v) for tensors",
-            )
+            "only modules have attention inside",
+            expected="a torch.nn.Module",
+            got=type(module).__name__,
+            hint="sl.observe(q, k, v) for tensors",
         )
     # torch.compile wraps a module in another one, which is no part of its name.
     found = {
@@ -48,12 +46,10 @@ def select(module: nn.Module, layers: Layers = None) -> dict[str, Attends]:
     }
     if not found:
         raise InputError(
-            explain(
-                "there is no attention of Sightline's in this module",
-                expected="sl.nn.MultiHeadAttention or sl.nn.AttentionHead somewhere inside",
-                got=type(module).__name__,
-                hint="from_torch takes over torch's modules; sl.watch looks into models of others",
-            )
+            "there is no attention of Sightline's in this module",
+            expected="sl.nn.MultiHeadAttention or sl.nn.AttentionHead somewhere inside",
+            got=type(module).__name__,
+            hint="from_torch takes over torch's modules; sl.watch looks into models of others",
         )
     if layers is None:
         return found
@@ -76,12 +72,10 @@ def _chosen(names: list[str], layers: Layers) -> Iterable[str]:
         return [name for name in names if layers(name)]
     if not isinstance(layers, Iterable):
         raise InputTypeError(
-            explain(
-                "this chooses no layers",
-                expected="a whole number, a slice, a pattern for names, a list of these, or a function of the name",
-                got=type(layers).__name__,
-                hint="layers=[0, -1]",
-            )
+            "this chooses no layers",
+            expected="a whole number, a slice, a pattern for names, a list of these, or a function of the name",
+            got=type(layers).__name__,
+            hint="layers=[0, -1]",
         )
     return [name for one in layers for name in _chosen(names, one)]
 
@@ -111,12 +105,10 @@ def nothing_called(pattern: str, names: list[str]) -> InputError:
     near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
     few = names if len(names) <= 8 else [*names[:6], "…", names[-1]]
     return InputError(
-        explain(
-            "no attention has such a name",
-            expected=f"a path, a part of one from dot to dot, or a pattern for it, among: {', '.join(few)}",
-            got=repr(pattern),
-            hint=f'layers="{near[0]}"',
-        )
+        "no attention has such a name",
+        expected=f"a path, a part of one from dot to dot, or a pattern for it, among: {', '.join(few)}",
+        got=repr(pattern),
+        hint=f'layers="{near[0]}"',
     )
 
 
@@ -133,12 +125,10 @@ def _numbered(names: list[str], wanted: Iterable[int] | slice) -> list[str]:
 def _place(number: int, count: int) -> int:
     if not -count <= number < count:
         raise InputError(
-            explain(
-                "there is no such layer",
-                expected=f"0 to {count - 1}, or -{count} to -1 from the end",
-                got=number,
-                hint="layers=-1 for the last",
-            )
+            "there is no such layer",
+            expected=f"0 to {count - 1}, or -{count} to -1 from the end",
+            got=number,
+            hint="layers=-1 for the last",
         )
     return number % count
 

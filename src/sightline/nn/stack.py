@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.masks import Mask
 from sightline.nn.checks import acts_on
 from sightline.nn.norms import make_norm
@@ -26,15 +26,13 @@ class Stack(Observable):
     def __init__(self, layers: Sequence[Layer], norm: nn.Module | None, positions: nn.Module | None) -> None:
         super().__init__()
         if not layers:
-            raise InputError(explain("a stack needs layers", expected="1 or more", got="none", hint="layers=1"))
+            raise InputError("a stack needs layers", expected="1 or more", got="none", hint="layers=1")
         if positions is not None and acts_on(positions) != "input":
             raise InputError(
-                explain(
-                    "these positions act inside the layers",
-                    expected="a scheme that is added to the input",
-                    got=type(positions).__name__,
-                    hint="give them to each layer",
-                )
+                "these positions act inside the layers",
+                expected="a scheme that is added to the input",
+                got=type(positions).__name__,
+                hint="give them to each layer",
             )
         self.positions = positions
         self.layers = nn.ModuleList(layers)
@@ -78,12 +76,10 @@ def mask_of_each(mask: Mask | Sequence[Mask | None] | None, layers: int) -> list
         return [mask] * layers
     if len(mask) != layers:
         raise InputError(
-            explain(
-                "the masks do not fit the layers",
-                expected=f"one mask, or {layers}: one for each layer",
-                got=f"{len(mask)} masks",
-                hint="[sl.window(4095), sl.causal()] * (layers // 2)",
-            )
+            "the masks do not fit the layers",
+            expected=f"one mask, or {layers}: one for each layer",
+            got=f"{len(mask)} masks",
+            hint="[sl.window(4095), sl.causal()] * (layers // 2)",
         )
     return list(mask)
 

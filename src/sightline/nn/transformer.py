@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from torch import Tensor, nn
 
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 from sightline.nn.decoder import Decoder
 from sightline.nn.encoder import Encoder
 from sightline.nn.layer import LayerOptions
@@ -86,12 +86,10 @@ class Transformer(Observable):
         """
         if not isinstance(module, nn.Transformer):
             raise InputTypeError(
-                explain(
-                    "this cannot be taken over",
-                    expected="torch.nn.Transformer",
-                    got=type(module).__name__,
-                    hint="Encoder.from_torch or Decoder.from_torch for one half",
-                )
+                "this cannot be taken over",
+                expected="torch.nn.Transformer",
+                got=type(module).__name__,
+                hint="Encoder.from_torch or Decoder.from_torch for one half",
             )
         new = cls.of(Encoder.from_torch(module.encoder), Decoder.from_torch(module.decoder, mask=mask))
         return new.train(module.training)

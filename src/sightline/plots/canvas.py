@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sightline.errors import InputError, InputTypeError, MissingExtraError, explain
+from sightline.errors import InputError, InputTypeError, MissingExtraError
 from sightline.files import write_whole
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def style() -> Iterator[None]:
         import matplotlib.style
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            explain(
-                "pictures need matplotlib", expected="matplotlib", got=str(error), hint="pip install 'sightline[plots]'"
-            )
+            "pictures need matplotlib", expected="matplotlib", got=str(error), hint="pip install 'sightline[plots]'"
         ) from None
     with matplotlib.style.context(["default", STYLE]):
         yield
@@ -71,13 +69,11 @@ def numbers(name: str, values: Any, axes: str, dims: Sequence[int]) -> np.ndarra
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputTypeError(
-            explain(f"{name} must be numbers", expected=f"a tensor {axes}", got=type(values).__name__, hint="a tensor")
+            f"{name} must be numbers", expected=f"a tensor {axes}", got=type(values).__name__, hint="a tensor"
         ) from None
     if array.ndim not in dims or not array.size:
         raise InputError(
-            explain(
-                f"{name} cannot be drawn", expected=axes, got=f"shape {array.shape}", hint="choose one of the batch"
-            )
+            f"{name} cannot be drawn", expected=axes, got=f"shape {array.shape}", hint="choose one of the batch"
         )
     return array
 
@@ -90,9 +86,7 @@ def labels(name: str, given: Sequence[str] | None, wanted: int) -> list[str] | N
         given = list(given)
     if len(given) != wanted:
         raise InputError(
-            explain(
-                f"{name} do not fit the weights", expected=f"{wanted} labels", got=len(given), hint="one for each token"
-            )
+            f"{name} do not fit the weights", expected=f"{wanted} labels", got=len(given), hint="one for each token"
         )
     return [readable(str(label)) for label in given]
 
@@ -134,12 +128,10 @@ def save(figure: Figure, path: str | Path) -> Path:
     kind = path.suffix.lower().lstrip(".")
     if kind not in FORMATS:
         raise InputError(
-            explain(
-                "unknown kind of picture",
-                expected=f"a name that ends in {', '.join('.' + name for name in FORMATS)}",
-                got=path.name,
-                hint=f"{path.stem}.svg",
-            )
+            "unknown kind of picture",
+            expected=f"a name that ends in {', '.join('.' + name for name in FORMATS)}",
+            got=path.name,
+            hint=f"{path.stem}.svg",
         )
     # Without the date of today the same picture is the same file.
     about = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]

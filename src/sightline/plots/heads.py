@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.plots.canvas import new_figure, style
 
 if TYPE_CHECKING:
@@ -34,24 +34,20 @@ def portraits(records: Iterable[Any], *, measures: Sequence[str] | None = None, 
     rows = [row._asdict() if hasattr(row, "_asdict") else row for row in records]
     if not rows or not all("layer" in row and "head" in row for row in rows):
         raise InputError(
-            explain(
-                "these are not portraits of heads",
-                expected="records with layer, head and measures, at least one",
-                got=f"{len(rows)} records" + (f", the first with {', '.join(map(str, rows[0]))}" if rows else ""),
-                hint='[{"layer": 0, "head": 0, "entropy": 1.2}, …]',
-            )
+            "these are not portraits of heads",
+            expected="records with layer, head and measures, at least one",
+            got=f"{len(rows)} records" + (f", the first with {', '.join(map(str, rows[0]))}" if rows else ""),
+            hint='[{"layer": 0, "head": 0, "entropy": 1.2}, …]',
         )
     found = [key for key in rows[0] if key not in ("layer", "head") and any(_is_number(row.get(key)) for row in rows)]
     names = found if measures is None else list(measures)
     missing = [name for name in names if any(name not in row for row in rows)]
     if not names or missing:
         raise InputError(
-            explain(
-                "the measures are not in every record",
-                expected=", ".join(found) or "some measure",
-                got=", ".join(missing) or "none",
-                hint='measures=("entropy",)',
-            )
+            "the measures are not in every record",
+            expected=", ".join(found) or "some measure",
+            got=", ".join(missing) or "none",
+            hint='measures=("entropy",)',
         )
     # Layers in the order they come, heads by number: layers may have names.
     layers = list(dict.fromkeys(row["layer"] for row in rows))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lens import Sight
 from sightline.plots.canvas import COLOURS, FAINT, labels, new_figure, numbers, style, ticks
 
@@ -56,7 +56,7 @@ def map(
         table = table[_head(head, len(table)) :][:1]
     if len(table) > MOST_HEADS:
         raise InputError(
-            explain("too many heads for one picture", expected=f"{MOST_HEADS} or fewer", got=len(table), hint="head=0")
+            "too many heads for one picture", expected=f"{MOST_HEADS} or fewer", got=len(table), hint="head=0"
         )
     top = float(np.nanmax(table, initial=0.0)) if largest is None else float(largest)
     across = min(4, len(table))
@@ -121,12 +121,10 @@ def _read(weights: Any) -> tuple[np.ndarray, tuple[int, int]]:
     *front, queries, columns = weights.shape
     if any(n != 1 for n in front[:-1]) or not queries or not columns:
         raise InputError(
-            explain(
-                "this sight is of several sequences, or of none",
-                expected="one sequence: [heads, queries, keys]",
-                got=f"shape {weights.shape}",
-                hint="plots.map(sight.tile(slice(None), slice(None))[0])",
-            )
+            "this sight is of several sequences, or of none",
+            expected="one sequence: [heads, queries, keys]",
+            got=f"shape {weights.shape}",
+            hint="plots.map(sight.tile(slice(None), slice(None))[0])",
         )
     if max(queries, columns) <= PIXELS:
         found = weights.tile(slice(None), slice(None))
@@ -138,5 +136,5 @@ def _read(weights: Any) -> tuple[np.ndarray, tuple[int, int]]:
 
 def _head(head: int, heads: int) -> int:
     if not isinstance(head, int) or not 0 <= head < heads:
-        raise InputError(explain("there is no such head", expected=f"0 to {heads - 1}", got=repr(head), hint="head=0"))
+        raise InputError("there is no such head", expected=f"0 to {heads - 1}", got=repr(head), hint="head=0")
     return head

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.plots.canvas import COLOURS, FAINT, MARK, new_figure, numbers, style
 
 if TYPE_CHECKING:
@@ -33,21 +33,17 @@ def on_image(
     picture = numbers("the picture", image, "[height, width] or [height, width, 3]", (2, 3))
     if picture.ndim == 3 and picture.shape[-1] != 3:
         raise InputError(
-            explain(
-                "the picture has no colours",
-                expected="[height, width, 3]",
-                got=f"shape {picture.shape}",
-                hint="image.permute(1, 2, 0), if its channels come first",
-            )
+            "the picture has no colours",
+            expected="[height, width, 3]",
+            got=f"shape {picture.shape}",
+            hint="image.permute(1, 2, 0), if its channels come first",
         )
     if not (np.isfinite(picture).all() and picture.min() >= 0 and picture.max() <= 1):
         raise InputError(
-            explain(
-                "the picture is out of range",
-                expected="numbers from 0 to 1",
-                got=f"{picture.min():g} to {picture.max():g}",
-                hint="image / 255, if it holds bytes",
-            )
+            "the picture is out of range",
+            expected="numbers from 0 to 1",
+            got=f"{picture.min():g} to {picture.max():g}",
+            hint="image / 255, if it holds bytes",
         )
     heads = numbers("weights", weights, "[rows, columns] or [heads, rows, columns]", (2, 3))
     heads = heads.reshape(-1, *heads.shape[-2:])
@@ -94,12 +90,10 @@ def _frame(axes: Any, query: tuple[int, int], grid: tuple[int, ...], size: tuple
     row, column = query
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise InputError(
-            explain(
-                "the query is not a patch of the picture",
-                expected=f"rows 0 to {grid[0] - 1}, columns 0 to {grid[1] - 1}",
-                got=query,
-                hint="query=(row, column)",
-            )
+            "the query is not a patch of the picture",
+            expected=f"rows 0 to {grid[0] - 1}, columns 0 to {grid[1] - 1}",
+            got=query,
+            hint="query=(row, column)",
         )
     high, wide = size[0] / grid[0], size[1] / grid[1]
     axes.add_patch(

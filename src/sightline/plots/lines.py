@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.plots.canvas import FAINT, new_figure, numbers, style
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def curves(
     ['average  2.500', 'one head  2.200']
     """
     if not lines:
-        raise InputError(explain("no curves to draw", expected="one or more", got="none", hint='{"name": [(1, 2.0)]}'))
+        raise InputError("no curves to draw", expected="one or more", got="none", hint='{"name": [(1, 2.0)]}')
     points = {name: numbers(name, line, "[points, 2]", (2,)) for name, line in lines.items()}
     with style():
         import matplotlib

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.plots.canvas import COLOURS, FAINT, MARK, new_figure, numbers, style
 from sightline.positions.latlon import unit_vector
 
@@ -136,21 +136,17 @@ def _read(values: Any, places: Any) -> tuple[np.ndarray, np.ndarray]:
     at = numbers("places", places, "[places, 2] of (latitude, longitude)", (2,))
     if at.shape != (heads.shape[1], 2):
         raise InputError(
-            explain(
-                "the places do not fit the values",
-                expected=f"[{heads.shape[1]}, 2]: (latitude, longitude) of each",
-                got=f"shape {at.shape}",
-                hint="one place for each value",
-            )
+            "the places do not fit the values",
+            expected=f"[{heads.shape[1]}, 2]: (latitude, longitude) of each",
+            got=f"shape {at.shape}",
+            hint="one place for each value",
         )
     if not (np.isfinite(at).all() and (abs(at[:, 0]) <= 90).all()):
         raise InputError(
-            explain(
-                "a place lies nowhere on earth",
-                expected="latitudes from -90 to 90 and finite longitudes, in degrees",
-                got=f"latitudes from {at[:, 0].min():g} to {at[:, 0].max():g}",
-                hint="the order is (latitude, longitude)",
-            )
+            "a place lies nowhere on earth",
+            expected="latitudes from -90 to 90 and finite longitudes, in degrees",
+            got=f"latitudes from {at[:, 0].min():g} to {at[:, 0].max():g}",
+            hint="the order is (latitude, longitude)",
         )
     return heads, at
 

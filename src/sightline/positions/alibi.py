@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.positions.base import whole
 
 if TYPE_CHECKING:
@@ -94,12 +94,10 @@ class Alibi:
         """
         if heads != self.heads:
             raise InputError(
-                explain(
-                    "the bias was made for another number of heads",
-                    expected=f"{self.heads} heads in q, as in alibi({self.heads})",
-                    got=f"{heads} heads, in a call of batch {tuple(batch)}, {queries} queries, {keys} keys",
-                    hint=f"alibi({heads})",
-                )
+                "the bias was made for another number of heads",
+                expected=f"{self.heads} heads in q, as in alibi({self.heads})",
+                got=f"{heads} heads, in a call of batch {tuple(batch)}, {queries} queries, {keys} keys",
+                hint=f"alibi({heads})",
             )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.shapes import as_number
 
 if TYPE_CHECKING:
@@ -28,12 +28,10 @@ def whole(name: str, value: object, *, least: int = 1) -> int:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise InputTypeError(
-            explain(f"{name} must be a whole number", expected="int", got=repr(value), hint=f"int({name})")
+            f"{name} must be a whole number", expected="int", got=repr(value), hint=f"int({name})"
         ) from None
     if number < least:
-        raise InputError(
-            explain(f"{name} is too small", expected=f"{least} or more", got=number, hint=f"{name}={least}")
-        )
+        raise InputError(f"{name} is too small", expected=f"{least} or more", got=number, hint=f"{name}={least}")
     return number
 
 
@@ -45,12 +43,10 @@ def positive(name: str, value: object) -> float:
     """
     number = as_number(value)
     if number is None:
-        raise InputTypeError(
-            explain(f"{name} must be a number", expected="float", got=repr(value), hint=f"{name}=10000.0")
-        )
+        raise InputTypeError(f"{name} must be a number", expected="float", got=repr(value), hint=f"{name}=10000.0")
     if not 0 < number < float("inf"):
         raise InputError(
-            explain(f"{name} must be positive", expected="a finite number above 0", got=value, hint=f"{name}=10000.0")
+            f"{name} must be positive", expected="a finite number above 0", got=value, hint=f"{name}=10000.0"
         )
     return number
 
@@ -63,21 +59,17 @@ def check_input(scheme: str, x: object, layout: str, size: int) -> torch.Size:
     """
     if not isinstance(x, torch.Tensor):
         raise InputTypeError(
-            explain(
-                f"{scheme} works on a tensor",
-                expected=f"torch.Tensor {layout}",
-                got=type(x).__name__,
-                hint="torch.as_tensor(x)",
-            )
+            f"{scheme} works on a tensor",
+            expected=f"torch.Tensor {layout}",
+            got=type(x).__name__,
+            hint="torch.as_tensor(x)",
         )
     if not x.dtype.is_floating_point:
         raise InputTypeError(
-            explain(
-                f"{scheme} works on floating-point input",
-                expected="float64, float32, float16 or bfloat16",
-                got=x.dtype,
-                hint="x.float(), or embed the tokens first",
-            )
+            f"{scheme} works on floating-point input",
+            expected="float64, float32, float16 or bfloat16",
+            got=x.dtype,
+            hint="x.float(), or embed the tokens first",
         )
     if x.dim() < 2 or x.shape[-1] != size:
         hint = (
@@ -86,12 +78,10 @@ def check_input(scheme: str, x: object, layout: str, size: int) -> torch.Size:
             else f"make it for the input: {scheme}({x.shape[-1]}, ...)"
         )
         raise InputError(
-            explain(
-                f"the input does not fit this {scheme}",
-                expected=layout,
-                got=f"a tensor of shape {tuple(x.shape)}",
-                hint=hint,
-            )
+            f"the input does not fit this {scheme}",
+            expected=layout,
+            got=f"a tensor of shape {tuple(x.shape)}",
+            hint=hint,
         )
     return x.shape
 
@@ -111,21 +101,17 @@ def check_positions(
     if not isinstance(at, torch.Tensor):
         kinds = "a tensor" if coordinates else "None, an int (where the positions start) or a tensor"
         raise InputTypeError(
-            explain(
-                "at cannot be read as positions",
-                expected=f"{kinds} {axes}",
-                got=type(at).__name__,
-                hint="torch.as_tensor(at)",
-            )
+            "at cannot be read as positions",
+            expected=f"{kinds} {axes}",
+            got=type(at).__name__,
+            hint="torch.as_tensor(at)",
         )
     if at.dtype == torch.bool or at.is_complex():
         raise InputTypeError(
-            explain(
-                "positions must be numbers",
-                expected="integers or floats",
-                got=at.dtype,
-                hint="at.long(), if True and False are positions 1 and 0",
-            )
+            "positions must be numbers",
+            expected="integers or floats",
+            got=at.dtype,
+            hint="at.long(), if True and False are positions 1 and 0",
         )
     fits = at.dim() >= len(tail) and at.shape[at.dim() - len(tail) :] == tail
     if fits:
@@ -135,17 +121,13 @@ def check_positions(
             fits = False
     if not fits:
         raise InputError(
-            explain(
-                "the positions do not fit the input",
-                expected=f"{axes}, here {(*batch, *tail)} or {tail}",
-                got=f"at of shape {tuple(at.shape)}",
-                hint="give every token of x one position",
-            )
+            "the positions do not fit the input",
+            expected=f"{axes}, here {(*batch, *tail)} or {tail}",
+            got=f"at of shape {tuple(at.shape)}",
+            hint="give every token of x one position",
         )
     if at.device != device:
-        raise InputError(
-            explain("positions must be on the device of x", expected=device, got=at.device, hint="at.to(x.device)")
-        )
+        raise InputError("positions must be on the device of x", expected=device, got=at.device, hint="at.to(x.device)")
     return at
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.positions.base import add, check_input, check_positions, positive, whole, wide
 from sightline.positions.sinusoidal import waves
 
@@ -36,12 +36,10 @@ class Grid(nn.Module):
         self.base = positive("base", base)
         if self.width % 2:
             raise InputError(
-                explain(
-                    "a grid needs an even width",
-                    expected="half of the channels for the row, half for the column",
-                    got=f"width={width}",
-                    hint=f"width={width + 1}",
-                )
+                "a grid needs an even width",
+                expected="half of the channels for the row, half for the column",
+                got=f"width={width}",
+                hint=f"width={width + 1}",
             )
 
     def forward(
@@ -58,12 +56,10 @@ class Grid(nn.Module):
     def _whole_grid(self, time: int, device: torch.device) -> tuple[Tensor, Tensor]:
         if time != self.rows * self.columns:
             raise InputError(
-                explain(
-                    "the input is not the whole grid",
-                    expected=f"time {self.rows * self.columns} = {self.rows} rows x {self.columns} columns",
-                    got=f"time {time}",
-                    hint="say where the tokens stand: at=[*batch, time, 2] of (row, column)",
-                )
+                "the input is not the whole grid",
+                expected=f"time {self.rows * self.columns} = {self.rows} rows x {self.columns} columns",
+                got=f"time {time}",
+                hint="say where the tokens stand: at=[*batch, time, 2] of (row, column)",
             )
         cell = torch.arange(time, device=device)
         row = cell.div(self.columns, rounding_mode="floor")
@@ -72,23 +68,19 @@ class Grid(nn.Module):
     def _places(self, at: object, batch: list[int], time: int, device: torch.device) -> Tensor:
         if not isinstance(at, torch.Tensor) and hasattr(at, "__index__"):
             raise InputError(
-                explain(
-                    "a grid has no single start",
-                    expected="at=None for the whole grid, or a tensor [*batch, time, 2] of (row, column)",
-                    got=f"at={at!r}",
-                    hint="at=torch.tensor([[row, column], ...])",
-                )
+                "a grid has no single start",
+                expected="at=None for the whole grid, or a tensor [*batch, time, 2] of (row, column)",
+                got=f"at={at!r}",
+                hint="at=torch.tensor([[row, column], ...])",
             )
         places = check_positions(at, batch, time, device, coordinates=2)
         last = torch.tensor((self.rows - 1, self.columns - 1), device=device)
         if not bool(((places >= 0) & (places <= last)).all()):
             raise InputError(
-                explain(
-                    "a place lies outside the grid",
-                    expected=f"rows 0 to {self.rows - 1} and columns 0 to {self.columns - 1}",
-                    got=f"rows {_range(places[..., 0])} and columns {_range(places[..., 1])}",
-                    hint="the order is (row, column); at.flip(-1) turns it round",
-                )
+                "a place lies outside the grid",
+                expected=f"rows 0 to {self.rows - 1} and columns 0 to {self.columns - 1}",
+                got=f"rows {_range(places[..., 0])} and columns {_range(places[..., 1])}",
+                hint="the order is (row, column); at.flip(-1) turns it round",
             )
         return places
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.positions.base import add, check_input, check_positions, positive, whole, wide
 
 if TYPE_CHECKING:
@@ -63,32 +63,26 @@ class LatLon(nn.Module):
     def _places(self, at: object, batch: list[int], time: int, device: torch.device) -> Tensor:
         if at is None or (not isinstance(at, torch.Tensor) and hasattr(at, "__index__")):
             raise InputError(
-                explain(
-                    "places on a sphere have no order to count",
-                    expected="a tensor [*batch, time, 2] of (latitude, longitude) in degrees",
-                    got=f"at={at!r}",
-                    hint="at=torch.tensor([[latitude, longitude], ...])",
-                )
+                "places on a sphere have no order to count",
+                expected="a tensor [*batch, time, 2] of (latitude, longitude) in degrees",
+                got=f"at={at!r}",
+                hint="at=torch.tensor([[latitude, longitude], ...])",
             )
         places = check_positions(at, batch, time, device, coordinates=2)
         latitude, longitude = places.unbind(-1)
         if not bool((latitude.abs() <= 90).all()):  # NaN is not <= 90 either
             raise InputError(
-                explain(
-                    "a latitude lies beyond the poles",
-                    expected="latitudes from -90 to 90 degrees",
-                    got=f"latitudes from {latitude.min().item():g} to {latitude.max().item():g}",
-                    hint="the order is (latitude, longitude), in degrees; at.flip(-1) turns it round",
-                )
+                "a latitude lies beyond the poles",
+                expected="latitudes from -90 to 90 degrees",
+                got=f"latitudes from {latitude.min().item():g} to {latitude.max().item():g}",
+                hint="the order is (latitude, longitude), in degrees; at.flip(-1) turns it round",
             )
         if not bool(longitude.isfinite().all()):
             raise InputError(
-                explain(
-                    "a longitude is not a number",
-                    expected="finite longitudes in degrees",
-                    got="NaN or infinity",
-                    hint="leave the tokens without a place out",
-                )
+                "a longitude is not a number",
+                expected="finite longitudes in degrees",
+                got="NaN or infinity",
+                hint="leave the tokens without a place out",
             )
         return places
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.positions.base import add, check_input, start_or_positions, whole
 
 if TYPE_CHECKING:
@@ -52,12 +52,10 @@ class Learned(nn.Module):
         if isinstance(where, torch.Tensor):
             if where.is_floating_point():
                 raise InputTypeError(
-                    explain(
-                        "learned positions are rows of a table",
-                        expected="integer positions",
-                        got=where.dtype,
-                        hint="at.long(), or Sinusoidal, which has values in between",
-                    )
+                    "learned positions are rows of a table",
+                    expected="integer positions",
+                    got=where.dtype,
+                    hint="at.long(), or Sinusoidal, which has values in between",
                 )
             if where.dim() == 0:
                 where = int(where)
@@ -73,14 +71,12 @@ class Learned(nn.Module):
     def _check(self, first: int, last: int) -> None:
         if first < 0 or last >= self.length:
             raise InputError(
-                explain(
-                    "a position lies outside the learned table",
-                    expected=f"positions 0 to {self.length - 1} (length={self.length})",
-                    got=f"positions {first} to {last}",
-                    hint=f"a shorter input, or Learned({self.width}, length={last + 1}) trained anew"
-                    if last >= self.length
-                    else "count positions from 0",
-                )
+                "a position lies outside the learned table",
+                expected=f"positions 0 to {self.length - 1} (length={self.length})",
+                got=f"positions {first} to {last}",
+                hint=f"a shorter input, or Learned({self.width}, length={last + 1}) trained anew"
+                if last >= self.length
+                else "count positions from 0",
             )
 
     def extra_repr(self) -> str:

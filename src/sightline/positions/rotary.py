@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.positions.base import check_input, positive, spread, start_or_positions, whole, wide
 from sightline.positions.rotary_scaling import read_scaling
 
@@ -83,12 +83,10 @@ class Rotary(nn.Module):
         self.rotary_dim = whole("rotary_dim", self.dim if rotary_dim is None else rotary_dim, least=2)
         if self.rotary_dim % 2 or self.rotary_dim > self.dim:
             raise InputError(
-                explain(
-                    "channels are turned in pairs",
-                    expected=f"an even rotary_dim of at most dim={self.dim}",
-                    got=f"rotary_dim={self.rotary_dim}",
-                    hint=f"rotary_dim={min(self.rotary_dim, self.dim) // 2 * 2}",
-                )
+                "channels are turned in pairs",
+                expected=f"an even rotary_dim of at most dim={self.dim}",
+                got=f"rotary_dim={self.rotary_dim}",
+                hint=f"rotary_dim={min(self.rotary_dim, self.dim) // 2 * 2}",
             )
         self._turning = read_scaling(self.rotary_dim, self.base, self.scaling)
         # No buffers: a cast of the model to half precision must not round the frequencies.
@@ -106,12 +104,10 @@ class Rotary(nn.Module):
         turns = at if isinstance(at, Turns) else self.turns(at, batch_heads[:-1], time, x.device, x.dtype)
         if turns.cos.shape[-2] != time:
             raise InputError(
-                explain(
-                    "the turns were made for another input",
-                    expected=f"turns of {time} tokens",
-                    got=f"turns of {turns.cos.shape[-2]}",
-                    hint="at=…, or rotary.turns for this input",
-                )
+                "the turns were made for another input",
+                expected=f"turns of {time} tokens",
+                got=f"turns of {turns.cos.shape[-2]}",
+                hint="at=…, or rotary.turns for this input",
             )
         part = x if self.rotary_dim == self.dim else x[..., : self.rotary_dim]
         wide_part = part.to(turns.cos.dtype)
@@ -175,11 +171,9 @@ def _agree(name: str, given: Any, default: Any, key: str, told: Any) -> Any:
         return given
     if given not in (default, told):
         raise InputError(
-            explain(
-                f"{name} is said twice",
-                expected=f"{name}={told}, as {key} in scaling says",
-                got=f"{name}={given}",
-                hint=f"leave {name} out, or {key} out of scaling",
-            )
+            f"{name} is said twice",
+            expected=f"{name}={told}, as {key} in scaling says",
+            got=f"{name}={given}",
+            hint=f"leave {name} out, or {key} out of scaling",
         )
     return told

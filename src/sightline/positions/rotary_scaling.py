@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.shapes import as_number
 
 if TYPE_CHECKING:
@@ -83,46 +83,38 @@ def read_scaling(dim: int, base: float, scaling: Mapping[str, Any] | None) -> Tu
         return Turning(tuple(plain))
     if not isinstance(scaling, Mapping):
         raise InputTypeError(
-            explain(
-                "scaling must be a dictionary",
-                expected="rope_scaling of a config.json, or None",
-                got=repr(scaling),
-                hint='scaling={"rope_type": "linear", "factor": 2.0}',
-            )
+            "scaling must be a dictionary",
+            expected="rope_scaling of a config.json, or None",
+            got=repr(scaling),
+            hint='scaling={"rope_type": "linear", "factor": 2.0}',
         )
     given = {key: value for key, value in scaling.items() if value is not None}
     nested = [key for key, value in given.items() if isinstance(value, Mapping)]
     if nested:
         raise InputError(
-            explain(
-                "scaling holds one dictionary per kind of layer",
-                expected="the dictionary of one kind",
-                got=f"scaling with {', '.join(map(repr, nested))}",
-                hint=f"scaling[{nested[0]!r}]",
-            )
+            "scaling holds one dictionary per kind of layer",
+            expected="the dictionary of one kind",
+            got=f"scaling with {', '.join(map(repr, nested))}",
+            hint=f"scaling[{nested[0]!r}]",
         )
     kind: Any = given.get("rope_type", given.get("type"))
     if kind is None and not set(given) - _EVERYWHERE:
         kind = "default"
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
-            explain(
-                "this kind of rotary scaling is not known",
-                expected=f"rope_type as one of {', '.join(_KINDS)}",
-                got=f"rope_type={kind!r}",
-                hint='scaling=None, or {"rope_type": "linear", "factor": 2.0}',
-            )
+            "this kind of rotary scaling is not known",
+            expected=f"rope_type as one of {', '.join(_KINDS)}",
+            got=f"rope_type={kind!r}",
+            hint='scaling=None, or {"rope_type": "linear", "factor": 2.0}',
         )
     build, known = _KINDS[kind]
     unknown = sorted(set(given) - known - _EVERYWHERE)
     if unknown:
         raise InputError(
-            explain(
-                f"scaling of rope_type {kind!r} does not know every key",
-                expected=f"keys out of {', '.join(sorted(known | _EVERYWHERE))}",
-                got=", ".join(map(repr, unknown)),
-                hint="leave them out if they do not change the angles",
-            )
+            f"scaling of rope_type {kind!r} does not know every key",
+            expected=f"keys out of {', '.join(sorted(known | _EVERYWHERE))}",
+            got=", ".join(map(repr, unknown)),
+            hint="leave them out if they do not change the angles",
         )
     return build(_Settings(kind, given), plain, base)
 
@@ -140,12 +132,10 @@ class _Settings:
         number = as_number(value)
         if number is None or not 0 <= number < float("inf"):
             raise InputError(
-                explain(
-                    f"scaling[{key!r}] cannot be used",
-                    expected="a finite number, 0 or more",
-                    got=repr(value),
-                    hint="copy the dictionary from config.json",
-                )
+                f"scaling[{key!r}] cannot be used",
+                expected="a finite number, 0 or more",
+                got=repr(value),
+                hint="copy the dictionary from config.json",
             )
         return number
 
@@ -156,12 +146,10 @@ class _Settings:
             if value:
                 return value
         raise InputError(
-            explain(
-                f"scaling of rope_type {self.kind!r} misses a number",
-                expected=" or ".join(map(repr, keys)) + ", above 0",
-                got=f"scaling={self.given}",
-                hint=f"add {keys[-1]!r} from config.json to scaling",
-            )
+            f"scaling of rope_type {self.kind!r} misses a number",
+            expected=" or ".join(map(repr, keys)) + ", above 0",
+            got=f"scaling={self.given}",
+            hint=f"add {keys[-1]!r} from config.json to scaling",
         )
 
     def original(self) -> int:
@@ -181,12 +169,10 @@ class _Settings:
                 f"{len(values)} numbers" if isinstance(values, (list, tuple)) and len(values) != pairs else repr(values)
             )
             raise InputError(
-                explain(
-                    f"scaling[{key!r}] cannot be used",
-                    expected=f"{pairs} numbers above 0, one for each pair of channels",
-                    got=got,
-                    hint="check dim and rotary_dim, and copy the list from config.json",
-                )
+                f"scaling[{key!r}] cannot be used",
+                expected=f"{pairs} numbers above 0, one for each pair of channels",
+                got=got,
+                hint="check dim and rotary_dim, and copy the list from config.json",
             )
         return [float(v) for v in values]
 
@@ -208,12 +194,10 @@ def _linear(say: _Settings, plain: list[float], base: float) -> Turning:
 def _dynamic(say: _Settings, plain: list[float], base: float) -> Turning:
     if len(plain) < 2:
         raise InputError(
-            explain(
-                "dynamic scaling needs more than one pair of channels",
-                expected="rotary_dim of 4 or more",
-                got=2 * len(plain),
-                hint='"linear" scaling',
-            )
+            "dynamic scaling needs more than one pair of channels",
+            expected="rotary_dim of 4 or more",
+            got=2 * len(plain),
+            hint='"linear" scaling',
         )
     # In checkpoints of this kind max_position_embeddings is the length of pretraining.
     original = int(say.need("max_position_embeddings", "original_max_position_embeddings"))
@@ -225,12 +209,10 @@ def _llama3(say: _Settings, plain: list[float], base: float) -> Turning:
     low, high = say.need("low_freq_factor"), say.need("high_freq_factor")
     if high <= low:
         raise InputError(
-            explain(
-                "the blend of llama3 scaling has no room",
-                expected="high_freq_factor above low_freq_factor",
-                got=f"high {high}, low {low}",
-                hint="low_freq_factor=1.0, high_freq_factor=4.0",
-            )
+            "the blend of llama3 scaling has no room",
+            expected="high_freq_factor above low_freq_factor",
+            got=f"high {high}, low {low}",
+            hint="low_freq_factor=1.0, high_freq_factor=4.0",
         )
 
     def blend(f: float) -> float:
@@ -245,9 +227,7 @@ def _yarn(say: _Settings, plain: list[float], base: float) -> Turning:
     factor, original = say.factor(), say.original()
     if base == 1:
         raise InputError(
-            explain(
-                "yarn needs pairs of different speed", expected="a base other than 1", got=base, hint="base=10000.0"
-            )
+            "yarn needs pairs of different speed", expected="a base other than 1", got=base, hint="base=10000.0"
         )
     fast, slow = say.get("beta_fast") or 32.0, say.get("beta_slow") or 1.0
     dim = 2 * len(plain)

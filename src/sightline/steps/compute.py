@@ -19,7 +19,6 @@ from sightline.attention import attention, reference
 from sightline.attention.call import make_call
 from sightline.attention.tiles import bias_tile
 from sightline.errors import InputError
-from sightline.errors import explain as say
 from sightline.lens import look
 from sightline.masks import dense
 from sightline.shapes import default_scale
@@ -93,12 +92,10 @@ class Attended:
             call = make_call(q, k, v, **options)
             if torch.Size(call.sizes.batch).numel() != 1:
                 raise InputError(
-                    say(
-                        "the steps are those of one sequence",
-                        expected="[heads, time, dim] or [time, dim], or a batch of one",
-                        got=f"q of shape {tuple(q.shape)}",
-                        hint="one of the batch, e.g. q[0], k[0], v[0]",
-                    )
+                    "the steps are those of one sequence",
+                    expected="[heads, time, dim] or [time, dim], or a batch of one",
+                    got=f"q of shape {tuple(q.shape)}",
+                    hint="one of the batch, e.g. q[0], k[0], v[0]",
                 )
         self._given = tuple((x[None] if x.dim() == 2 else x).detach() for x in (q, k, v))
         # The call's own q is turned round when the scale is negative: tables show q as it came.

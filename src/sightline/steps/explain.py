@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, InputTypeError
-from sightline.errors import explain as say
 from sightline.positions import Alibi
 from sightline.positions.base import whole
 from sightline.steps.compute import WEIGHT_FREE, Attended
@@ -78,12 +77,10 @@ def explain(
         raise _unused("only a model has layers and a tokenizer", ["layer" if layer is not None else "tokenizer"])
     if not given or not all(isinstance(x, Tensor) for x in given) or len(given) not in (1, 3):
         raise InputTypeError(
-            say(
-                "explain takes tensors or a model",
-                expected="explain(q, k, v), explain(x, w_q=…, w_k=…, w_v=…), explain(x) or explain(model, text)",
-                got=f"explain({', '.join(type(x).__name__ for x in given)})",
-                hint="torch.as_tensor(x)",
-            )
+            "explain takes tensors or a model",
+            expected="explain(q, k, v), explain(x, w_q=…, w_k=…, w_v=…), explain(x) or explain(model, text)",
+            got=f"explain({', '.join(type(x).__name__ for x in given)})",
+            hint="torch.as_tensor(x)",
         )
     before: dict[str, Tensor] = {}
     if len(given) == 3:
@@ -135,12 +132,10 @@ def _project(
     for name, t in (("x", x), ("memory", source)):
         if t.dim() != 2 or not t.is_floating_point():
             raise InputError(
-                say(
-                    f"{name} is one sequence of vectors",
-                    expected="floating [time, width]",
-                    got=f"{t.dtype} of shape {tuple(t.shape)}",
-                    hint=f"one of the batch, {name}[0]" if t.dim() > 2 else f"{name}.float()",
-                )
+                f"{name} is one sequence of vectors",
+                expected="floating [time, width]",
+                got=f"{t.dtype} of shape {tuple(t.shape)}",
+                hint=f"one of the batch, {name}[0]" if t.dim() > 2 else f"{name}.float()",
             )
     before = {"embeddings": x.detach()}
     if memory is not None:
@@ -159,12 +154,10 @@ def _project(
     elif len(given) < 3:
         missing = [name for name, w in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v)) if w is None]
         raise InputError(
-            say(
-                "the three weights belong together",
-                expected="w_q, w_k and w_v, or none of them",
-                got=f"no {' and no '.join(missing)}",
-                hint=f"{missing[0]}=torch.eye(width) leaves the input as it is",
-            )
+            "the three weights belong together",
+            expected="w_q, w_k and w_v, or none of them",
+            got=f"no {' and no '.join(missing)}",
+            hint=f"{missing[0]}=torch.eye(width) leaves the input as it is",
         )
     else:
         q, k, v = (_times(t, n, w, heads) for t, n, w in ((x, "w_q", w_q), (source, "w_k", w_k), (source, "w_v", w_v)))
@@ -174,12 +167,10 @@ def _project(
         before |= unturned
     elif positions is not None and acts_on not in ("input", "score"):
         raise InputTypeError(
-            say(
-                "these are no positions",
-                expected="one of sl.positions, or sl.alibi(heads)",
-                got=type(positions).__name__,
-                hint="positions=sl.positions.Sinusoidal(width)",
-            )
+            "these are no positions",
+            expected="one of sl.positions, or sl.alibi(heads)",
+            got=type(positions).__name__,
+            hint="positions=sl.positions.Sinusoidal(width)",
         )
     return q, k, v, before
 
@@ -204,13 +195,11 @@ def _times(x: Tensor, name: str, w: Tensor | None, heads: int | None) -> Tensor:
         fits = fits and w.shape[-1] % whole("heads", heads) == 0
     if not fits:
         raise InputError(
-            say(
-                f"{name} does not fit the input",
-                expected=f"{x.dtype} [{width}, dim] or [heads, {width}, dim]"
-                + ("" if heads is None else f", or [{width}, {heads} * dim]"),
-                got=f"{w.dtype} {tuple(w.shape)}",
-                hint=f"{name}.T, if it came from a torch.nn.Linear",
-            )
+            f"{name} does not fit the input",
+            expected=f"{x.dtype} [{width}, dim] or [heads, {width}, dim]"
+            + ("" if heads is None else f", or [{width}, {heads} * dim]"),
+            got=f"{w.dtype} {tuple(w.shape)}",
+            hint=f"{name}.T, if it came from a torch.nn.Linear",
         )
     with torch.no_grad():
         out = x @ w
@@ -224,12 +213,10 @@ def _after(output: Tensor, w_o: Tensor) -> dict[str, Tensor]:
         raise _not_a_tensor("w_o", w_o)
     if w_o.dim() != 2 or len(w_o) != together.shape[1] or not w_o.is_floating_point():
         raise InputError(
-            say(
-                "w_o does not fit the heads",
-                expected=f"[{together.shape[1]}, width]: heads * value_dim rows",
-                got=f"{w_o.dtype} {tuple(w_o.shape)}",
-                hint="w_o.T, if it came from a torch.nn.Linear",
-            )
+            "w_o does not fit the heads",
+            expected=f"[{together.shape[1]}, width]: heads * value_dim rows",
+            got=f"{w_o.dtype} {tuple(w_o.shape)}",
+            hint="w_o.T, if it came from a torch.nn.Linear",
         )
     w_o = w_o.detach()
     return {"concatenation": together, "w_o": w_o, "projection": together @ w_o.to(together.dtype)}
@@ -237,13 +224,11 @@ def _after(output: Tensor, w_o: Tensor) -> dict[str, Tensor]:
 
 def _not_a_tensor(name: str, x: object) -> InputTypeError:
     return InputTypeError(
-        say(f"{name} is a tensor", expected="torch.Tensor", got=type(x).__name__, hint=f"torch.as_tensor({name})")
+        f"{name} is a tensor", expected="torch.Tensor", got=type(x).__name__, hint=f"torch.as_tensor({name})"
     )
 
 
 def _unused(why: str, names: list[str]) -> InputError:
     return InputError(
-        say(
-            why, expected=f"no {', '.join(names)}", got=", ".join(f"{n}=…" for n in names), hint=f"leave out {names[0]}"
-        )
+        why, expected=f"no {', '.join(names)}", got=", ".join(f"{n}=…" for n in names), hint=f"leave out {names[0]}"
     )

@@ -6,7 +6,6 @@ import unicodedata
 from collections.abc import Sequence
 
 from sightline.errors import InputError, InputTypeError
-from sightline.errors import explain as say
 
 # Blanks that a reader could not see.
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣", "": "∅"}
@@ -25,21 +24,17 @@ def read_labels(name: str, labels: object, count: int) -> list[str]:
     words = labels.split() if isinstance(labels, str) else labels
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         raise InputTypeError(
-            say(
-                f"{name} are words",
-                expected="a list of str, or one sentence",
-                got=type(labels).__name__,
-                hint=f'{name}="Action gets results"',
-            )
+            f"{name} are words",
+            expected="a list of str, or one sentence",
+            got=type(labels).__name__,
+            hint=f'{name}="Action gets results"',
         )
     if len(words) != count:
         raise InputError(
-            say(
-                f"{name} do not fit the tokens",
-                expected=f"{count} labels, one for each token",
-                got=f"{len(words)} labels",
-                hint=f"leave {name} out, and positions are shown",
-            )
+            f"{name} do not fit the tokens",
+            expected=f"{count} labels, one for each token",
+            got=f"{len(words)} labels",
+            hint=f"leave {name} out, and positions are shown",
         )
     return list(words)
 
@@ -54,17 +49,15 @@ def find(labels: Sequence[str], query: int | str, what: str = "query") -> list[i
     """
     if isinstance(query, bool) or not isinstance(query, int | str):
         raise InputTypeError(
-            say(f"a {what} is a word or a position", expected="str or int", got=type(query).__name__, hint=f"{what}=0")
+            f"a {what} is a word or a position", expected="str or int", got=type(query).__name__, hint=f"{what}=0"
         )
     if isinstance(query, int):
         if not -len(labels) <= query < len(labels):
             raise InputError(
-                say(
-                    f"there is no {what} {query}",
-                    expected=f"0 to {len(labels) - 1}" if labels else "at least one token",
-                    got=query,
-                    hint="count from 0",
-                )
+                f"there is no {what} {query}",
+                expected=f"0 to {len(labels) - 1}" if labels else "at least one token",
+                got=query,
+                hint="count from 0",
             )
         return [query % len(labels)]
     forms = (lambda word: word, bare, lambda word: bare(word).casefold())
@@ -74,7 +67,7 @@ def find(labels: Sequence[str], query: int | str, what: str = "query") -> list[i
             return found
     some = ", ".join(repr(shown(label)) for label in labels[:12]) + (", …" if len(labels) > 12 else "")
     raise InputError(
-        say(f"no token is this {what}", expected=f"one of {some}", got=repr(query), hint="a token, or its position")
+        f"no token is this {what}", expected=f"one of {some}", got=repr(query), hint="a token, or its position"
     )
 
 
@@ -83,12 +76,10 @@ def find_one(labels: Sequence[str], query: int | str, what: str = "query") -> in
     found = find(labels, query, what)
     if len(found) > 1:
         raise InputError(
-            say(
-                f"this {what} stands more than once",
-                expected="a word that stands once, or a position",
-                got=f"{query!r} at {', '.join(map(str, found[:12]))}",
-                hint=f"{what}={found[0]}",
-            )
+            f"this {what} stands more than once",
+            expected="a word that stands once, or a position",
+            got=f"{query!r} at {', '.join(map(str, found[:12]))}",
+            hint=f"{what}={found[0]}",
         )
     return found[0]
 

@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from sightline.attention import attention
 from sightline.errors import InputError, InputTypeError
-from sightline.errors import explain as say
 from sightline.steps.compute import Attended
 from sightline.steps.labels import read_labels
 from sightline.steps.steps import Steps
@@ -104,11 +103,11 @@ def of_model(
     """The steps of one attention call of a model."""
     if not inputs:
         raise InputError(
-            say("nothing to run the model on", expected="a text or a tensor", got="none", hint="explain(model, text)")
+            "nothing to run the model on", expected="a text or a tensor", got="none", hint="explain(model, text)"
         )
     if isinstance(layer, bool) or not isinstance(layer, int | str | None):
         raise InputTypeError(
-            say("a layer is a number or a path", expected="int or str", got=type(layer).__name__, hint="layer=0")
+            "a layer is a number or a path", expected="int or str", got=type(layer).__name__, hint="layer=0"
         )
     tokens: list[str] | None = None
     if isinstance(inputs[0], str):
@@ -117,12 +116,10 @@ def of_model(
         longest = getattr(model, "context", None)
         if isinstance(longest, int) and len(tokens) > longest:
             raise InputError(
-                say(
-                    "this text is too long for the model",
-                    expected=f"at most {longest:,} tokens",
-                    got=f"{len(tokens):,}",
-                    hint="a shorter text",
-                )
+                "this text is too long for the model",
+                expected=f"at most {longest:,} tokens",
+                got=f"{len(tokens):,}",
+                hint="a shorter text",
             )
     eye = _Eye(layer)
     with suppress(_Seen), _watching(model, eye):
@@ -159,12 +156,10 @@ def tokenized(model: nn.Module, text: str, tokenizer: Any) -> tuple[Tensor, list
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     if tokenizer is None:
         raise InputError(
-            say(
-                "this model has no tokenizer",
-                expected="a tokenizer for a text, or the tensor the model is called with",
-                got=f"{type(model).__name__} and a text",
-                hint="explain(model, text, tokenizer=…)",
-            )
+            "this model has no tokenizer",
+            expected="a tokenizer for a text, or the tensor the model is called with",
+            got=f"{type(model).__name__} and a text",
+            hint="explain(model, text, tokenizer=…)",
         )
     encoded = tokenizer.encode(text)
     where = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -176,31 +171,25 @@ def tokenized(model: nn.Module, text: str, tokenizer: Any) -> tuple[Tensor, list
 def _checked(eye: _Eye, layer: int | str | None) -> Kept:
     if not eye.paths:
         raise InputError(
-            say(
-                "no attention was seen",
-                expected="a model made of sl.nn parts, which call sl.attention",
-                got="none of its modules did",
-                hint="sl.watch(model) for models of other libraries",
-            )
+            "no attention was seen",
+            expected="a model made of sl.nn parts, which call sl.attention",
+            got="none of its modules did",
+            hint="sl.watch(model) for models of other libraries",
         )
     if eye.kept is None or (layer is None and len(eye.paths) > 1):
         some = ", ".join(eye.paths[:6]) + (", …" if len(eye.paths) > 6 else "")
         raise InputError(
-            say(
-                "which layer?" if layer is None else "there is no such layer",
-                expected=f"0 to {len(eye.paths) - 1}, or one of {some}",
-                got=repr(layer),
-                hint="layer=0",
-            )
+            "which layer?" if layer is None else "there is no such layer",
+            expected=f"0 to {len(eye.paths) - 1}, or one of {some}",
+            got=repr(layer),
+            hint="layer=0",
         )
     if eye.kept.options.get("dropout"):
         raise InputError(
-            say(
-                "this model is training, and drops weights at random",
-                expected="a model in evaluation mode",
-                got=f"dropout={eye.kept.options['dropout']}",
-                hint="model.eval()",
-            )
+            "this model is training, and drops weights at random",
+            expected="a model in evaluation mode",
+            got=f"dropout={eye.kept.options['dropout']}",
+            hint="model.eval()",
         )
     return eye.kept
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.errors import explain as say
 from sightline.lens.limits import require
 from sightline.positions.base import whole
 from sightline.steps import labels as words
@@ -80,9 +79,7 @@ class Steps:
             return self._shaped(named[name])
         if name not in (*self._of_map(), "weighted_value"):
             raise InputError(
-                say(
-                    "no step has this name", expected=f"one of {', '.join(self.names)}", got=repr(name), hint="'weight'"
-                )
+                "no step has this name", expected=f"one of {', '.join(self.names)}", got=repr(name), hint="'weight'"
             )
         queries, keys = len(self.labels), len(self.key_labels)
         cells = self.heads * queries * keys * (self.done.v.shape[-1] if name == "weighted_value" else 1)
@@ -208,7 +205,7 @@ class Steps:
             return 0 if self.__dict__.get("head") is None else self.head  # type: ignore[return-value]
         if isinstance(head, bool) or not isinstance(head, int) or not -self.heads <= head < self.heads:
             raise InputError(
-                say("there is no such head", expected=f"0 to {self.heads - 1}", got=head, hint="heads count from 0")
+                "there is no such head", expected=f"0 to {self.heads - 1}", got=head, hint="heads count from 0"
             )
         return head % self.heads
 

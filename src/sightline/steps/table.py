@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sightline.errors import MissingExtraError
-from sightline.errors import explain as say
 from sightline.steps.compute import Column, Computation
 
 if TYPE_CHECKING:
@@ -174,6 +173,6 @@ def pandas_module() -> Any:
         import pandas
     except ImportError:
         raise MissingExtraError(
-            say("a data frame needs pandas", expected="pandas", got="not installed", hint="pip install pandas")
+            "a data frame needs pandas", expected="pandas", got="not installed", hint="pip install pandas"
         ) from None
     return pandas

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sightline.errors import MissingExtraError
-from sightline.errors import explain as say
 from sightline.steps.labels import shown
 from sightline.steps.numbers import enough, number, vector, vectors, weight
 
@@ -35,12 +34,10 @@ def make_console(**options: Any) -> Console:
         from rich.console import Console
     except ImportError:
         raise MissingExtraError(
-            say(
-                "tables in the terminal need rich",
-                expected="rich",
-                got="not installed",
-                hint="pip install 'sightline[cli]'",
-            )
+            "tables in the terminal need rich",
+            expected="rich",
+            got="not installed",
+            hint="pip install 'sightline[cli]'",
         ) from None
     console = Console(highlight=False, **options)
     return console if console.is_terminal else Console(highlight=False, **{"width": WIDE, **options})

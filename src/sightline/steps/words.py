@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, InputTypeError
-from sightline.errors import explain as say
 from sightline.steps.explain import explain
 from sightline.steps.steps import Steps
 
@@ -44,17 +43,15 @@ def explain_words(sentence: str, *, seed: int = 0, width: int = 512, head_size: 
     """
     if not isinstance(sentence, str):
         raise InputTypeError(
-            say("a sentence is text", expected="str", got=type(sentence).__name__, hint='"Action gets results"')
+            "a sentence is text", expected="str", got=type(sentence).__name__, hint='"Action gets results"'
         )
     words = sentence.split()
     if not 0 < len(words) <= MOST:
         raise InputError(
-            say(
-                "there are no words" if not words else "these are too many words to work through",
-                expected=f"1 to {MOST:,} words",
-                got=f"{len(words):,}",
-                hint='"Action gets results"',
-            )
+            "there are no words" if not words else "these are too many words to work through",
+            expected=f"1 to {MOST:,} words",
+            got=f"{len(words):,}",
+            hint='"Action gets results"',
         )
     x = embed_words(words, width, seed)
     drawn = torch.randn(3, width, head_size, generator=_generator(seed, 1 << 32), dtype=torch.float64)
@@ -72,5 +69,5 @@ def explain_words(sentence: str, *, seed: int = 0, width: int = 512, head_size: 
 
 def _generator(seed: int, name: int) -> torch.Generator:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 30:
-        raise InputError(say("this is no seed", expected=f"0 to {(1 << 30) - 1}", got=seed, hint="seed=0"))
+        raise InputError("this is no seed", expected=f"0 to {(1 << 30) - 1}", got=seed, hint="seed=0")
     return torch.Generator().manual_seed((seed << 33) + name)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sightline.attention.tiles import Columns, scaled_rows
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 from sightline.lens import Picture, Sight, Top, on_cpu
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Seen, Strongest
 from sightline.lens.geometry import Axis
@@ -65,13 +65,11 @@ def read_stats(stats: Any) -> Wanted:
         stats = (stats,)
     if not isinstance(stats, tuple | list | set | frozenset):
         raise InputTypeError(
-            explain(
-                "stats is a tuple of what to compute",
-                expected="names out of entropy, max_score, distance, received, overview, overview_max, shares, "
-                "sl.Top(n), sl.Picture(…)",
-                got=type(stats).__name__,
-                hint='stats=("entropy", "received", "overview")',
-            )
+            "stats is a tuple of what to compute",
+            expected="names out of entropy, max_score, distance, received, overview, overview_max, shares, "
+            "sl.Top(n), sl.Picture(…)",
+            got=type(stats).__name__,
+            hint='stats=("entropy", "received", "overview")',
         )
     wanted = Wanted()
     for own, reduce in (("overview", "sum"), ("overview_max", "max")):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 from sightline.watch import folder as folders
 from sightline.watch.account import read_stats
 from sightline.watch.choose import HeadChoice, Heads, LayerChoice, Layers
@@ -72,23 +72,19 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise InputTypeError(
-            explain(
-                "sl.watch looks into a module",
-                expected="a torch.nn.Module",
-                got=type(model).__name__,
-                hint="sl.watch(pipeline.model)" if hasattr(model, "model") else "wrap the function in a module",
-            )
+            "sl.watch looks into a module",
+            expected="a torch.nn.Module",
+            got=type(model).__name__,
+            hint="sl.watch(pipeline.model)" if hasattr(model, "model") else "wrap the function in a module",
         )
     if isinstance(keep_qk, str | PathLike):
         folder, keep_qk = keep_qk if folder is None else folder, True
     elif not isinstance(keep_qk, bool):
         raise InputTypeError(
-            explain(
-                "keep_qk says whether, or where, q and k are kept",
-                expected="True, False or a folder",
-                got=type(keep_qk).__name__,
-                hint="keep_qk=True",
-            )
+            "keep_qk says whether, or where, q and k are kept",
+            expected="True, False or a folder",
+            got=type(keep_qk).__name__,
+            hint="keep_qk=True",
         )
     if fused is not None:
         warnings.warn("fused is now called compact: sl.watch(model, compact=True)", DeprecationWarning, stacklevel=2)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import TypeAlias
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.nn.select import chooses, nothing_called
 
 Layers: TypeAlias = "int | str | Iterable[int | str] | Callable[[str], bool] | None"
@@ -112,12 +112,10 @@ class HeadChoice:
         beyond = [head for head in heads if not -count <= head < count]
         if beyond:
             raise InputError(
-                explain(
-                    f"{name} has no such heads",
-                    expected=f"heads 0 to {count - 1}",
-                    got=beyond,
-                    hint="heads=lambda name: … may answer differently for each layer; None means all",
-                )
+                f"{name} has no such heads",
+                expected=f"heads 0 to {count - 1}",
+                got=beyond,
+                hint="heads=lambda name: … may answer differently for each layer; None means all",
             )
         chosen = sorted({head % count for head in heads})
         return None if len(chosen) == count else chosen
@@ -134,18 +132,14 @@ def _numbers(heads: object) -> list[int] | None:
         if not isinstance(head, int) or isinstance(head, bool):
             raise _wrong_type("heads", head, "heads=[0, 5]")
     if not numbers:
-        raise InputError(
-            explain("no head was chosen", expected="at least one", got="an empty list", hint="heads=None for all")
-        )
+        raise InputError("no head was chosen", expected="at least one", got="an empty list", hint="heads=None for all")
     return numbers
 
 
 def _wrong_type(what: str, got: object, hint: str) -> InputTypeError:
     return InputTypeError(
-        explain(
-            f"{what} cannot be chosen by this",
-            expected="whole numbers, names or patterns, or a function of the name",
-            got=type(got).__name__,
-            hint=hint,
-        )
+        f"{what} cannot be chosen by this",
+        expected="whole numbers, names or patterns, or a function of the name",
+        got=type(got).__name__,
+        hint=hint,
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sightline.attention.flex import code_of
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.watch import state
 from sightline.watch.calls import look, position
@@ -43,12 +43,10 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
             cap, bias = read_score_mod(mod, batch, heads, queries, k.shape[-2], q.device)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             raise InputError(
-                explain(
-                    f"{who.name} cannot be watched",
-                    expected="a score_mod that adds a bias, or caps the score, or both",
-                    got=str(error).splitlines()[0],
-                    hint="leave it out: sl.watch(model, layers=lambda name: …)",
-                )
+                f"{who.name} cannot be watched",
+                expected="a score_mod that adds a bias, or caps the score, or both",
+                got=str(error).splitlines()[0],
+                hint="leave it out: sl.watch(model, layers=lambda name: …)",
             ) from error
     out = _run(func, args, kwargs, q.is_cuda)
     who.record(look(q, k, v, mask, bias, given["scale"], first, softcap=cap))

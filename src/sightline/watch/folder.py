@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, SightFileError, explain
+from sightline.errors import InputError, SightFileError
 from sightline.files import make_folder, parse_json, read_bytes, sync_file, sync_folder, write_whole
 from sightline.lens import store
 from sightline.lens.described import flag, items, one_of, record, whole
@@ -43,12 +43,10 @@ def save(seen: Seen, folder: Path, keep_qk: bool) -> Path:
     """Write a whole run."""
     if seen._folder is not None and folder.exists() and folder.samefile(seen._folder):
         raise InputError(
-            explain(
-                "the run is in this folder already",
-                expected="another folder: its layers are read from this one",
-                got=folder.name,
-                hint="a new path",
-            )
+            "the run is in this folder already",
+            expected="another folder: its layers are read from this one",
+            got=folder.name,
+            hint="a new path",
         )
     writer = Writer(folder, seen, free=False, keep_qk=keep_qk)
     writer.begin()
@@ -74,22 +72,18 @@ class Writer:
         """Make the folder, and an index without layers; what another run left there is removed."""
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(
-                explain(
-                    "a run is saved as a folder",
-                    expected="a folder",
-                    got=f"the file {self.folder.name}",
-                    hint="another path",
-                )
+                "a run is saved as a folder",
+                expected="a folder",
+                got=f"the file {self.folder.name}",
+                hint="another path",
             )
         if self.folder.exists() and any(self.folder.iterdir()):
             if not (self.folder / INDEX).is_file():
                 raise InputError(
-                    explain(
-                        "the folder holds something else",
-                        expected="a new or empty folder, or a run that was saved before",
-                        got=f"{self.folder.name} without {INDEX}",
-                        hint="another path",
-                    )
+                    "the folder holds something else",
+                    expected="a new or empty folder, or a run that was saved before",
+                    got=f"{self.folder.name} without {INDEX}",
+                    hint="another path",
                 )
             _read_index(self.folder)  # only a run of ours is replaced
             self._index(False)
@@ -203,12 +197,10 @@ class Writer:
         text = json.dumps(content).encode()
         if len(text) > _largest_index(self.folder):
             raise InputError(
-                explain(
-                    "the tokens are too long for the run",
-                    expected=f"{INDEX} of at most {_largest_index(self.folder):,} bytes beside its tensors",
-                    got=f"{len(text):,} bytes",
-                    hint="seen.tokens = shorter ones, or less in seen.meta",
-                )
+                "the tokens are too long for the run",
+                expected=f"{INDEX} of at most {_largest_index(self.folder):,} bytes beside its tensors",
+                got=f"{len(text):,} bytes",
+                hint="seen.tokens = shorter ones, or less in seen.meta",
             )
         write_whole(self.folder / INDEX, lambda path: path.write_bytes(text), durable)
         for old in self.stale.pop():
@@ -388,10 +380,8 @@ def _meta(said: Any) -> dict[str, Any]:
 
 def _bad(folder: Path, got: str) -> SightFileError:
     return SightFileError(
-        explain(
-            f"{folder.name} is not a watched run",
-            expected="a folder written by seen.save or sl.watch(…, folder=…)",
-            got=got,
-            hint="save it again; a copy may have been cut short",
-        )
+        f"{folder.name} is not a watched run",
+        expected="a folder written by seen.save or sl.watch(…, folder=…)",
+        got=got,
+        hint="save it again; a copy may have been cut short",
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sightline.attention.call import Call
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lens import Picture, Top
 from sightline.masks import Band, Mask, Padding, causal, padding, prefix
 from sightline.masks.base import And
@@ -276,12 +276,10 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
         return biases[-1]
     if not all(isinstance(bias, Tensor) for bias in biases):
         raise InputError(
-            explain(
-                f"the parts of {layer.name} have biases that cannot be joined",
-                expected="tensors, or sl.alibi(heads)",
-                got=sorted({type(bias).__name__ for bias in biases}),
-                hint="keep_qk=False, or watch the prompt alone",
-            )
+            f"the parts of {layer.name} have biases that cannot be joined",
+            expected="tensors, or sl.alibi(heads)",
+            got=sorted({type(bias).__name__ for bias in biases}),
+            hint="keep_qk=False, or watch the prompt alone",
         )
     rows = []
     for part, bias in zip(layer.parts, biases):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lens import Picture, Sight, Top, geometry, pictures
 from sightline.lens.accumulators import Accumulator, Received, RowSums, Seen, Strongest
 from sightline.lens.compute import Weighted
@@ -65,12 +65,10 @@ class KeptSight(Sight):
         cells = {picture.cell for picture in grids}
         if not cells:
             raise InputError(
-                explain(
-                    "no overview was computed",
-                    expected='stats with "overview"',
-                    got=self._has(),
-                    hint="sl.watch(model), whose default has it, or sight.picture(…) if q and k were kept",
-                )
+                "no overview was computed",
+                expected='stats with "overview"',
+                got=self._has(),
+                hint="sl.watch(model), whose default has it, or sight.picture(…) if q and k were kept",
             )
         cell = min(c for c in cells if c is not None)
         by = {picture.reduce: grid for picture, grid in grids.items() if picture.cell == cell}
@@ -110,12 +108,10 @@ class KeptSight(Sight):
         missing = [request for request, value in found.items() if value is None]
         if missing:
             raise InputError(
-                explain(
-                    f"{', '.join(_named(request) for request in missing)} needs q and k, which were not kept",
-                    expected=f"one of what was computed: {self._has()}",
-                    got=f"a map of {self._call.sizes.queries} x {self._call.sizes.keys} without q and k",
-                    hint="sl.watch(model, keep_qk=True), or name it in stats=(…)",
-                )
+                f"{', '.join(_named(request) for request in missing)} needs q and k, which were not kept",
+                expected=f"one of what was computed: {self._has()}",
+                got=f"a map of {self._call.sizes.queries} x {self._call.sizes.keys} without q and k",
+                hint="sl.watch(model, keep_qk=True), or name it in stats=(…)",
             )
         return found
 
@@ -126,12 +122,10 @@ class KeptSight(Sight):
             # The device and dtype are all that is asked for: the sum itself goes through `_compute`.
             return self._call.replace(q=self._row)
         raise InputError(
-            explain(
-                f"{what} needs q and k, which were not kept",
-                expected="a run watched with keep_qk=True, or a map of at most 512 x 512",
-                got=f"{self._call.sizes.queries} x {self._call.sizes.keys}, with {self._has()}",
-                hint="sl.watch(model, keep_qk=True)",
-            )
+            f"{what} needs q and k, which were not kept",
+            expected="a run watched with keep_qk=True, or a map of at most 512 x 512",
+            got=f"{self._call.sizes.queries} x {self._call.sizes.keys}, with {self._has()}",
+            hint="sl.watch(model, keep_qk=True)",
         )
 
     def _derive(self, request: Request | Weighted) -> Any:

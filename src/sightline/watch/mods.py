@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, InputTypeError, explain
+from sightline.errors import InputError, InputTypeError
 from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.masks.base import MaskMod
 
@@ -54,12 +54,10 @@ class _OfFunction:
             pickle.dumps(self.function)
         except (pickle.PicklingError, AttributeError, TypeError):
             raise InputTypeError(
-                explain(
-                    "a mask or bias that is a function cannot be pickled",
-                    expected="a function of a module, which is found again by its name",
-                    got=getattr(self.function, "__qualname__", type(self.function).__name__),
-                    hint="seen.save(folder), which writes it out, and sl.load(folder)",
-                )
+                "a mask or bias that is a function cannot be pickled",
+                expected="a function of a module, which is found again by its name",
+                got=getattr(self.function, "__qualname__", type(self.function).__name__),
+                hint="seen.save(folder), which writes it out, and sl.load(folder)",
             ) from None
         return self.__dict__
 
@@ -108,12 +106,10 @@ class ModMask(_OfFunction, Mask):
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         if int(np.prod(batch)) not in (self.batch, 1) and self.batch != 1:
             raise InputError(
-                explain(
-                    "the mask function is for another batch",
-                    expected=f"a batch of {self.batch}",
-                    got=batch,
-                    hint="one mask function serves one call",
-                )
+                "the mask function is for another batch",
+                expected=f"a batch of {self.batch}",
+                got=batch,
+                hint="one mask function serves one call",
             )
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.masks import Band, Dense, Documents, Mask, Padding, Prefix, dense, documents, padding
 from sightline.masks.base import And, Not, Or
 from sightline.positions import Alibi
@@ -146,12 +146,10 @@ def writable_bias(bias: BiasLike, queries: int, keys: int) -> BiasLike:
 def _refuse_large(what: str, cells: int, queries: int, keys: int) -> None:
     if cells > _WRITTEN:
         raise InputError(
-            explain(
-                f"this {what} is a function, and too large to be written out for a file",
-                expected=f"at most {_WRITTEN:,} cells",
-                got=f"{cells:,} for {queries:,} queries and {keys:,} keys",
-                hint="save(folder, keep_qk=False), which needs no mask",
-            )
+            f"this {what} is a function, and too large to be written out for a file",
+            expected=f"at most {_WRITTEN:,} cells",
+            got=f"{cells:,} for {queries:,} queries and {keys:,} keys",
+            hint="save(folder, keep_qk=False), which needs no mask",
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, MissingExtraError, explain
+from sightline.errors import InputError, MissingExtraError
 from sightline.watch.shares import real_keys
 
 if TYPE_CHECKING:
@@ -47,12 +47,10 @@ class Portraits(list[Portrait]):
             import pandas
         except ImportError as error:
             raise MissingExtraError(
-                explain(
-                    "a table needs pandas",
-                    expected="pandas to be installed",
-                    got="no such package",
-                    hint="pip install pandas; the portraits are a list of named tuples without it",
-                )
+                "a table needs pandas",
+                expected="pandas to be installed",
+                got="no such package",
+                hint="pip install pandas; the portraits are a list of named tuples without it",
             ) from error
         return pandas.DataFrame(self, columns=list(Portrait._fields))
 
@@ -155,12 +153,10 @@ def induction(
         size = getattr(getattr(model, "config", None), "vocab_size", None) or getattr(table, "num_embeddings", None)
         if size is None:
             raise InputError(
-                explain(
-                    "how many tokens the model knows is not to be seen",
-                    expected="an embedding, or a config with vocab_size",
-                    got=type(model).__name__,
-                    hint="induction(model, vocabulary=50_000)",
-                )
+                "how many tokens the model knows is not to be seen",
+                expected="an embedding, or a config with vocab_size",
+                got=type(model).__name__,
+                hint="induction(model, vocabulary=50_000)",
             )
         vocabulary = int(size)
     first = next(model.parameters(), torch.zeros(()))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,21 +28,17 @@ def rollout(seen: Seen, query: int, heads: str | int, residual: bool, memory: bo
     """The share of every input token in an output position."""
     if heads not in ("mean", "max") and (isinstance(heads, bool) or not isinstance(heads, int)):
         raise InputError(
-            explain(
-                "heads are joined by their mean or maximum, or one is taken",
-                expected='"mean", "max" or the number of a head',
-                got=repr(heads),
-                hint='heads="mean"',
-            )
+            "heads are joined by their mean or maximum, or one is taken",
+            expected='"mean", "max" or the number of a head',
+            got=repr(heads),
+            hint='heads="mean"',
         )
     encoder, decoder = _streams(seen)
     layers = decoder or encoder
     queries = layers[-1].sight().shape[-2]
     if isinstance(query, bool) or not isinstance(query, int) or not -queries <= query < queries:
         raise InputError(
-            explain(
-                "no such position", expected=f"-{queries} to {queries - 1}", got=repr(query), hint="query=-1, the last"
-            )
+            "no such position", expected=f"-{queries} to {queries - 1}", got=repr(query), hint="query=-1, the last"
         )
     batch, _, _, keys = next(layer for layer in layers if layer.kind == "self").sight().shape
     # Positions of the queries are the last of the keys.
@@ -61,12 +57,10 @@ def rollout(seen: Seen, query: int, heads: str | int, residual: bool, memory: bo
         return share.float()
     if from_memory is None:
         raise InputError(
-            explain(
-                "there is no memory to look back to",
-                expected="a run with cross-attention",
-                got=", ".join(sorted({layer.kind for layer in layers})) + "-attention only",
-                hint="rollout(query), without memory=True",
-            )
+            "there is no memory to look back to",
+            expected="a run with cross-attention",
+            got=", ".join(sorted({layer.kind for layer in layers})) + "-attention only",
+            hint="rollout(query), without memory=True",
         )
     if encoder and decoder:
         for layer in reversed(encoder):
@@ -79,12 +73,10 @@ def _streams(seen: Seen) -> tuple[list[LayerLike], list[LayerLike]]:
     layers = list(seen._layers.values())
     if not any(layer.kind == "self" for layer in layers):
         raise InputError(
-            explain(
-                "a rollout follows a sequence through its layers",
-                expected="watched self-attention",
-                got=f"{len(layers)} layers without it",
-                hint="sl.watch(model), without layers=",
-            )
+            "a rollout follows a sequence through its layers",
+            expected="watched self-attention",
+            got=f"{len(layers)} layers without it",
+            hint="sl.watch(model), without layers=",
         )
     cross = [i for i, layer in enumerate(layers) if layer.kind == "cross"]
     if not cross:
@@ -101,12 +93,10 @@ def _streams(seen: Seen) -> tuple[list[LayerLike], list[LayerLike]]:
         _same_length(encoder)
     if not any(layer.kind == "self" for layer in decoder):
         raise InputError(
-            explain(
-                "a rollout follows a sequence through its layers",
-                expected="the decoder's self-attention beside its cross-attention",
-                got="cross-attention alone",
-                hint="sl.watch(model), without layers=",
-            )
+            "a rollout follows a sequence through its layers",
+            expected="the decoder's self-attention beside its cross-attention",
+            got="cross-attention alone",
+            hint="sl.watch(model), without layers=",
         )
     return encoder, decoder
 
@@ -125,12 +115,10 @@ def _same_length(layers: list[LayerLike]) -> None:
     sizes = {layer.sight().shape[-2:] for layer in layers}
     if len(sizes) > 1:
         raise InputError(
-            explain(
-                "the layers do not follow one sequence",
-                expected="the same number of tokens in all of them",
-                got=" and ".join(f"{q} x {k}" for q, k in sorted(sizes)),
-                hint='sl.watch(model, layers="…") for the layers of one sequence',
-            )
+            "the layers do not follow one sequence",
+            expected="the same number of tokens in all of them",
+            got=" and ".join(f"{q} x {k}" for q, k in sorted(sizes)),
+            hint='sl.watch(model, layers="…") for the layers of one sequence',
         )
 
 
@@ -207,12 +195,10 @@ def _head(layer: LayerLike, head: str | int, count: int) -> int:
     numbers = list(range(count)) if layer.heads is None else layer.heads
     if head not in numbers:
         raise InputError(
-            explain(
-                f"{layer.name} has no such head among the watched",
-                expected=f"one of {numbers}",
-                got=head,
-                hint='heads="mean"',
-            )
+            f"{layer.name} has no such head among the watched",
+            expected=f"one of {numbers}",
+            got=head,
+            hint='heads="mean"',
         )
     return numbers.index(head)
 
@@ -220,10 +206,8 @@ def _head(layer: LayerLike, head: str | int, count: int) -> int:
 def _need_qk(sight: KeptSight, layer: LayerLike) -> None:
     if not sight.has_qk and sight._map() is None:
         raise InputError(
-            explain(
-                "a rollout of a long context needs q and k, which were not kept",
-                expected="a run watched with keep_qk=True, or maps of at most 512 x 512",
-                got=f"{layer.name} of shape {sight.shape}",
-                hint="sl.watch(model, keep_qk=True)",
-            )
+            "a rollout of a long context needs q and k, which were not kept",
+            expected="a run watched with keep_qk=True, or maps of at most 512 x 512",
+            got=f"{layer.name} of shape {sight.shape}",
+            hint="sl.watch(model, keep_qk=True)",
         )

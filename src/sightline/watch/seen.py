@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sightline.errors import InputError, InputTypeError, SightlineError, explain
+from sightline.errors import InputError, InputTypeError, SightlineError
 from sightline.watch.shares import SHARES
 
 if TYPE_CHECKING:
@@ -225,23 +225,19 @@ class Seen:
                 return self._layers[layer]
         else:
             raise InputTypeError(
-                explain(
-                    "a layer is asked for by name or by index",
-                    expected="str or int",
-                    got=type(layer).__name__,
-                    hint="seen[seen.layers[0]]",
-                )
+                "a layer is asked for by name or by index",
+                expected="str or int",
+                got=type(layer).__name__,
+                hint="seen[seen.layers[0]]",
             )
         if self._empty is not None:
             raise InputError(self._empty)
         near = [name for name in self._layers if str(layer) in name][:3]
         raise InputError(
-            explain(
-                f"no watched layer {layer!r}",
-                expected=f"one of {len(self._layers)} layers: {_few(self.layers)}",
-                got=repr(layer),
-                hint=f"seen[{near[0]!r}]" if near else "seen.layers",
-            )
+            f"no watched layer {layer!r}",
+            expected=f"one of {len(self._layers)} layers: {_few(self.layers)}",
+            got=repr(layer),
+            hint=f"seen[{near[0]!r}]" if near else "seen.layers",
         )
 
     def __repr__(self) -> str:
@@ -277,11 +273,9 @@ def _checked(name: str, tokens: Any) -> list[list[str]] | None:
         isinstance(row, list) and all(isinstance(token, str) for token in row) for row in tokens
     ):
         raise InputTypeError(
-            explain(
-                f"{name} are a list of strings for each sequence of the batch",
-                expected="list[list[str]]",
-                got=type(tokens).__name__,
-                hint=f"seen.{name} = [['the', ' kids', …]]",
-            )
+            f"{name} are a list of strings for each sequence of the batch",
+            expected="list[list[str]]",
+            got=type(tokens).__name__,
+            hint=f"seen.{name} = [['the', ' kids', …]]",
         )
     return tokens

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.errors import InputTypeError, explain
+from sightline.errors import InputTypeError
 
 
 class Reader:
@@ -94,12 +94,10 @@ def text_of(tokenizer: Any) -> Any:
             break
     else:
         raise InputTypeError(
-            explain(
-                "this is not a tokenizer that is known",
-                expected="one of transformers or of the tokenizers library",
-                got=type(tokenizer).__name__,
-                hint="leave it out, and set seen.tokens = [[…]] yourself",
-            )
+            "this is not a tokenizer that is known",
+            expected="one of transformers or of the tokenizers library",
+            got=type(tokenizer).__name__,
+            hint="leave it out, and set seen.tokens = [[…]] yourself",
         )
     by_bytes = "ByteLevel" in str(getattr(backend, "decoder", ""))
 

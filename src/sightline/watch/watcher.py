@@ -86,12 +86,10 @@ class Watcher(Following):
     def __enter__(self) -> Seen:
         if self.used:
             raise InputError(
-                explain(
-                    "a watch is for one block",
-                    expected="a new one for every block",
-                    got="the same once more",
-                    hint="with sl.watch(model) as seen: …",
-                )
+                "a watch is for one block",
+                expected="a new one for every block",
+                got="the same once more",
+                hint="with sl.watch(model) as seen: …",
             )
         self.used = True
         self.thread = threading.get_ident()

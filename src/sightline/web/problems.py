@@ -71,8 +71,8 @@ class Problem(Exception):
 def from_error(error: SightlineError) -> Problem:
     """One of Sightline's own errors, whose text has the same four parts.
 
-    >>> from sightline.errors import InputError, explain
-    >>> from_error(InputError(explain("no", expected="a", got="b", hint="c"))).body
+    >>> from sightline.errors import InputError
+    >>> from_error(InputError("no", expected="a", got="b", hint="c")).body
     {'error': 'no', 'expected': 'a', 'got': 'b', 'try': 'c'}
     """
     first, *rest = str(error).splitlines() or [type(error).__name__]

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sightline.errors import InputError, explain, missing
+from sightline.errors import InputError, missing
 from sightline.explore.model_runs import Models
 from sightline.explore.run import Run
 
@@ -93,12 +93,12 @@ def _server(service: Service, host: str) -> uvicorn.Server:
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that is bound before the server starts, so that a taken port is one clear error."""
     if not 0 <= port < 1 << 16:
-        raise InputError(explain("there is no such port", expected="0 to 65535", got=port, hint="--port 8000"))
+        raise InputError("there is no such port", expected="0 to 65535", got=port, hint="--port 8000")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # ValueError: letters that no name has
-        raise InputError(explain("this host is unknown", expected="an address", got=host, hint="127.0.0.1")) from error
+        raise InputError("this host is unknown", expected="an address", got=host, hint="127.0.0.1") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(found[4])
@@ -107,11 +107,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         other = port + 1 if 1024 <= port < 65535 else 8000
         raise InputError(
-            explain(
-                f"port {port} of {host} cannot be used",
-                expected="a free port",
-                got=error.strerror or str(error),
-                hint=f"--port {other} (make demo PORT={other}), or --port 0 for any that is free",
-            )
+            f"port {port} of {host} cannot be used",
+            expected="a free port",
+            got=error.strerror or str(error),
+            hint=f"--port {other} (make demo PORT={other}), or --port 0 for any that is free",
         ) from error
     return listener

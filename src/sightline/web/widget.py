@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import cache
 from typing import Any
 
-from sightline.errors import InputTypeError, explain, missing
+from sightline.errors import InputTypeError, missing
 from sightline.explore.page import STATIC
 from sightline.explore.run import runs_of
 from sightline.watch import Seen
@@ -48,7 +48,7 @@ def explorer(seen: Seen, height: int = HEIGHT) -> Any:
     """
     if not isinstance(seen, Seen):
         raise InputTypeError(
-            explain("the explorer shows a watched run", expected="a Seen", got=type(seen).__name__, hint="sl.watch")
+            "the explorer shows a watched run", expected="a Seen", got=type(seen).__name__, hint="sl.watch"
         )
     return Explorer(seen, height)
 

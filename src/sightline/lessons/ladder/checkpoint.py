@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.files import write_whole
 from sightline.lessons.ladder.rungs import RUNGS
 from sightline.lessons.ladder.settings import Settings
@@ -99,22 +99,18 @@ def load(folder: Path, wanted: dict[str, Any]) -> Checkpoint:
         return Checkpoint(wanted)
     except (SafetensorError, KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
         raise InputError(
-            explain(
-                f"{path} cannot be read",
-                expected="a checkpoint that `sightline ladder` wrote",
-                got=f"{type(error).__name__}: {error}",
-                hint="--fresh, to start from the first rung",
-            )
+            f"{path} cannot be read",
+            expected="a checkpoint that `sightline ladder` wrote",
+            got=f"{type(error).__name__}: {error}",
+            hint="--fresh, to start from the first rung",
         ) from None
     different = [name for name in sorted({*wanted, *found.identity}) if wanted.get(name) != found.identity.get(name)]
     if different:
         raise InputError(
-            explain(
-                f"{folder} holds another ladder",
-                expected=", ".join(f"{name} {found.identity.get(name)}" for name in different),
-                got=", ".join(f"{name} {wanted.get(name)}" for name in different),
-                hint="another --out, or --fresh to start from the first rung",
-            )
+            f"{folder} holds another ladder",
+            expected=", ".join(f"{name} {found.identity.get(name)}" for name in different),
+            got=", ".join(f"{name} {wanted.get(name)}" for name in different),
+            hint="another --out, or --fresh to start from the first rung",
         )
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lessons.ladder.rungs import Sizes
 from sightline.positions.base import whole
 
@@ -108,11 +108,9 @@ def find_device(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise InputError(
-            explain(
-                "this device is not there",
-                expected=f"auto, or one of {', '.join(there)}",
-                got=f"{name!r} ({str(error).splitlines()[0]})",
-                hint="--device auto",
-            )
+            "this device is not there",
+            expected=f"auto, or one of {', '.join(there)}",
+            got=f"{name!r} ({str(error).splitlines()[0]})",
+            hint="--device auto",
         ) from None
     return str(device)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,23 +56,19 @@ def read_text(path: Path) -> str:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise InputError(
-            explain(
-                f"{path.name} is too long for a ladder",
-                expected=f"at most {MOST_BYTES / 1e6:g} MB of text; a rung would see only a part of more",
-                got=f"more than {MOST_BYTES / 1e6:g} MB",
-                hint=f"a part of it: head -c {MOST_BYTES} {path.name} > part.txt",
-            )
+            f"{path.name} is too long for a ladder",
+            expected=f"at most {MOST_BYTES / 1e6:g} MB of text; a rung would see only a part of more",
+            got=f"more than {MOST_BYTES / 1e6:g} MB",
+            hint=f"a part of it: head -c {MOST_BYTES} {path.name} > part.txt",
         )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            explain(
-                f"{path.name} is not text",
-                expected="a text file in UTF-8",
-                got=f"byte {data[error.start]:#04x} at {error.start}",
-                hint="convert it to UTF-8 first",
-            )
+            f"{path.name} is not text",
+            expected="a text file in UTF-8",
+            got=f"byte {data[error.start]:#04x} at {error.start}",
+            hint="convert it to UTF-8 first",
         ) from None
     # As Python's own text mode does, so that a text gives the same numbers wherever it was written.
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -88,12 +84,10 @@ def make_text(name: str, text: str, context: int) -> Text:
     least = HELD_OUT * (context + 1)
     if len(text) < least or not text.strip():
         raise InputError(
-            explain(
-                f"{name} is too short for a ladder",
-                expected=f"at least {least:,} characters, of which one in {HELD_OUT} is held out",
-                got=f"{len(text):,} characters" if text.strip() or not text else "nothing but blanks",
-                hint="a longer text, or the one Python ships: leave --text out",
-            )
+            f"{name} is too short for a ladder",
+            expected=f"at least {least:,} characters, of which one in {HELD_OUT} is held out",
+            got=f"{len(text):,} characters" if text.strip() or not text else "nothing but blanks",
+            hint="a longer text, or the one Python ships: leave --text out",
         )
     counts = Counter(text)
     # Of equally frequent characters the one that comes first in Unicode, so that the alphabet depends on nothing else.

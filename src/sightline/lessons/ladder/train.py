@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lessons.ladder import checkpoint
 from sightline.lessons.ladder.checkpoint import Checkpoint
 from sightline.lessons.ladder.rungs import RUNGS, Rung
@@ -185,10 +185,8 @@ def _restore(training: Training, now: Checkpoint) -> None:
         training.restore(now.tensors, now.step)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            explain(
-                "the checkpoint does not fit this ladder",
-                expected="the weights and the optimizer of the rung it stopped at",
-                got=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-                hint="--fresh, to start from the first rung",
-            )
+            "the checkpoint does not fit this ladder",
+            expected="the weights and the optimizer of the rung it stopped at",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            hint="--fresh, to start from the first rung",
         ) from None
