@@ -5,7 +5,7 @@
 On the CPU: SmolLM2-135M in transformers, float32, 2,048 tokens. On a GPU: a model of Llama-3-8B's shape with random
 bf16 weights at 32,768 tokens, all layers watched; then at 131,072 tokens with two layers; and eager attention with its
 maps at growing lengths, until it does not fit. On both also a padded sequence, on the model's own attention and the
-compact way.
+compact way; and short texts and a generation with eight layers of a Llama, as one waits for them.
 """
 
 from __future__ import annotations
@@ -152,6 +152,56 @@ def padded(model: torch.nn.Module, tokens: int, repeats: int) -> list[dict]:
     return rows
 
 
+def middle_model(implementation: str = "sdpa") -> torch.nn.Module:
+    """Eight layers of a Llama with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=1024,
+        intermediate_size=2048,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+    )
+    config._attn_implementation = implementation
+    model = LlamaForCausalLM(config).eval()
+    return model.cuda().bfloat16() if GPU else model
+
+
+def short(repeats: int) -> list[dict]:
+    """Short texts and a generation, where the host's work is what counts; eager attention gives its maps."""
+    own, eager = middle_model(), middle_model("eager")
+    rows = []
+    for tokens, new in ((64, 0), (300, 0), (777, 0), (64, 64)):
+        ids = torch.randint(0, 1000, (1, tokens), device="cuda" if GPU else "cpu")
+
+        def run(model: torch.nn.Module, ids: torch.Tensor = ids, new: int = new, **options: object) -> None:
+            with torch.inference_mode():
+                if new:
+                    length = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
+                    model.generate(ids, **length, return_dict_in_generate=True, **options)
+                else:
+                    model(ids, **options)
+
+        def run_watched(run: Callable[..., None] = run) -> None:
+            with watch(own):
+                run(own)
+
+        runs = {
+            "unwatched": lambda run=run: run(own),
+            "watched": run_watched,
+            "eager, output_attentions": lambda run=run: run(eager, output_attentions=True),
+        }
+        result = compare(runs, repeats=repeats, warmups=2, in_a_row=True)
+        what = f"eight layers, {new} more tokens written" if new else "eight layers"
+        for name in result:
+            share = ratio(result, name, "unwatched")
+            rows.append({"call": f"{what}: {name}", "tokens": tokens, "of_unwatched": share} | result[name])
+            print(f"{rows[-1]['call']:56} {tokens:5,} tokens {share:.3f}", flush=True)
+    return rows
+
+
 def peak(run: Callable[[], object]) -> float:
     """MiB at the peak of a run on the GPU, the model included."""
     torch.cuda.synchronize()
@@ -278,6 +328,7 @@ def main() -> None:
         rows = cost(model, options.tokens, 2 if options.quick else 5)
         rows += padded(model, options.tokens, 2 if options.quick else 5)
         rows += memory(options.tokens)
+    rows += short(3 if options.quick else 15)
     print("written:", write("watch", rows, options.out))
 
 
