@@ -35,6 +35,7 @@ LAYERS = (
     ("explore",),
     ("web",),
     ("cli",),
+    ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
