@@ -11,6 +11,7 @@ from sightline.kernels.layout import (
     Columns,
     Tiling,
     aligned,
+    at_once,
     columns_of,
     finer,
     in_slots,
@@ -137,3 +138,35 @@ def test_memory_that_can_be_read_in_whole_pieces(x):
     flat = one_axis(found)
     assert torch.equal(flat, x.flatten(0, 1))
     assert flat.stride(1) % 8 == flat.stride(0) % 8 == 0
+
+
+@pytest.mark.parametrize("dim", [16, 20])
+def test_memory_that_begins_anywhere_is_copied(dim):
+    """It is contiguous, and still cannot be read in whole pieces."""
+    x = torch.randn(1 + 2 * 3 * 5 * dim)[1:].view(2, 3, 5, dim)
+    found = aligned(x)
+    assert found.data_ptr() % 16 == 0
+    assert not any(step % 8 for step in found.stride()[:-1])
+    assert torch.equal(found, x)
+
+
+def test_steps_of_axes_of_one_are_whole_pieces_too():
+    x = torch.randn(100).as_strided((1, 1, 1, 16), (7, 7, 3, 1))
+    assert not any(step % 8 for step in aligned(x).stride()[:-1])
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 5, 16), (2, 1, 5, 16), (2, 3, 1, 16), (1, 1, 5, 16)], ids=str)
+def test_queries_that_are_one_and_the_same_are_written_out(shape):
+    q = torch.randn(shape).expand(2, 3, 5, 16)
+    for some in (q, q[:1], q[:, :1]):
+        flat = one_axis(aligned(some))
+        assert all(step > 0 for step in flat.stride())
+        assert torch.equal(flat, some.flatten(0, 1))
+
+
+def test_as_many_maps_are_copied_at_once_as_there_is_room_for_wherever_they_lie():
+    """Heads that lie next to each other are the usual case, and their rows far apart."""
+    rows = rows_of(geometry.axis(slice(0, 60), 7, None).edges, 60, 32, CPU)
+    assert not rows.in_place
+    apart, dense = torch.zeros(60, 4, 16).transpose(0, 1), torch.zeros(4, 60, 16)
+    assert at_once(apart, rows) == at_once(dense, rows) == at_once(dense[:, :1].expand(4, 60, 16), rows)

@@ -159,13 +159,17 @@ def aligned(x: Tensor) -> Tensor:
     if x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(step % 8 for step in x.stride()[:-1]):
         return x
     if wide % 8 == 0:
-        return x.contiguous()
+        # Not `contiguous`: that leaves memory that begins anywhere, and steps of axes of one, as they are.
+        return x.clone(memory_format=torch.contiguous_format)
     return F.pad(x, (0, -wide % 8))[..., :wide]
 
 
 def one_axis(q: Tensor) -> Tensor:
     """Aligned queries with one axis for batch and heads, `[maps, time, dim]`."""
     batch, heads, length, dim = q.shape
+    if any(step == 0 and size > 1 for size, step in zip(q.shape[:3], q.stride(), strict=False)):
+        # Queries that are one and the same: nothing says that the copy engine takes a step of 0.
+        q = aligned(q.clone(memory_format=torch.contiguous_format))
     by_map = q.stride(1) if heads > 1 else q.stride(0)
     if batch == 1 or heads == 1 or q.stride(0) == heads * by_map:
         return q.as_strided((batch * heads, length, dim), (by_map, q.stride(2), 1))
@@ -176,7 +180,8 @@ def at_once(q: Tensor, rows: Rows) -> int:
     """How many maps of queries `[maps, time, dim]` are brought into the order of the slots at a time."""
     if rows.in_place:
         return q.shape[0]
-    return max(1, _COPIED // max(rows.total * q.stride(1) * q.element_size(), 1))
+    wide = -(-q.shape[2] // 8) * 8  # of the copy, wherever queries lie
+    return max(1, _COPIED // max(rows.total * wide * q.element_size(), 1))
 
 
 def in_slots(q: Tensor, rows: Rows, first: int) -> Tensor:
