@@ -235,3 +235,30 @@ def test_rows_of_which_nothing_is_known_say_so():
     fast = on_gpu.run(levels, compute._plan(call, ["entropy", "distance", "total", "max_score"]))[0]
     for found in fast.values():
         assert torch.equal(found.isnan(), row.isnan())
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+def test_sums_of_whole_numbers_take_no_notice_of_the_default_dtype(default, monkeypatch):
+    """Pixels that are wider than what a program has are added up as whole numbers."""
+    monkeypatch.setattr(on_gpu, "_PARTS", 1)
+    picture = sl.Picture(cell=(16, 200), reduce="sum")
+    q, k = torch.randn(1, 1, 40, 16, device=DEVICE), torch.randn(1, 1, 300, 16, device=DEVICE)
+    call = make_call(q, k, k)
+    levels, job = Levels(call, rows_only(call)), compute._plan(call, [picture])
+    (want,) = compute._by_walk(levels, job)[1].values()
+    torch.set_default_dtype(default)
+    try:
+        (grid,) = on_gpu.run(levels, job)[1].values()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(grid, want)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+def test_rows_of_which_nothing_is_known_say_so_beside_their_strongest_keys():
+    q, k = (torch.randn(1, 1, 41, 16, device=DEVICE) for _ in range(2))
+    call = make_call(q, k, k, mask=sl.causal())
+    row = rows_only(call)
+    row[..., 7] = torch.nan
+    found = on_gpu.run(Levels(call, row), compute._plan(call, ["max_score", sl.Top(3)]))[0]
+    assert torch.equal(found["max_score"].isnan(), row.isnan())

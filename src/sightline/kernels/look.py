@@ -120,7 +120,9 @@ def look(
     found |= finish(lse, measured.rest, rows, sums_of_rows, added, units, of_rows)
     del given, sums_of_rows  # before more is made
     if "sums" in found and not as_floats:
-        found["sums"] = found["sums"] * (pixel_unit / fixed)  # a float32, in one go
+        # In one go; by a number of its own the dtype would be torch's default one, which may be a half.
+        unit = torch.tensor(pixel_unit / fixed, dtype=torch.float32, device="cpu")
+        found["sums"] = found["sums"] * unit
     if "maxima" in found:
         found["maxima"] = found["maxima"].view(torch.float32)
     if bins > 1 and largest is not None:

@@ -142,4 +142,6 @@ def finish(
 def max_scores(lse: Tensor, rest: Tensor, least: Tensor) -> Tensor:
     """The largest score of each row, from the log2 of its largest weight, negated, as bits."""
     score = torch.sub(lse.float(), least.view(torch.float32) - rest, alpha=LN2)
-    return score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    # A row of which nothing is known says so by its lse, as in `finish`.
+    return score.masked_fill_(lse.isnan(), torch.nan)
