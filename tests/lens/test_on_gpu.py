@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
+from sightline.attention.call import make_call
 from sightline.lens import on_gpu
 
 
@@ -33,3 +35,15 @@ def test_only_a_triton_that_was_tested_runs_kernels(
 def test_without_triton_no_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not on_gpu._has_triton()
+
+
+@pytest.mark.parametrize("batch, heads, fit", [(65535, 1, True), (32768, 2, False), (8192, 12, False)])
+def test_more_maps_than_a_launch_has_go_to_the_walk(
+    batch: int, heads: int, fit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small windows of a picture, for a large batch of them: the second axis of a CUDA grid ends at 65,535."""
+    monkeypatch.setattr(on_gpu, "_has_triton", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    q = torch.zeros(1, 1, 1, 1).expand(batch, heads, 4, 8)
+    call = SimpleNamespace(device=torch.device("cuda"), q=q, sizes=make_call(q, q, q).sizes)
+    assert on_gpu.for_kernels(call) == fit  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # The oldest Triton whose kernels ran on a GPU.
 _TRITON = (3, 6)
+# The most maps of one launch: what the second axis of a CUDA grid holds.
+_MAPS = 65535
 # Rows of a pixel, at least, when a large one is cut into parts: a pass goes over the rows of sixteen at a time.
 _PART = 32
 # Bytes of a picture that is made of parts.
@@ -62,6 +64,7 @@ def for_kernels(call: Call) -> bool:
         and call.q.dtype in _DTYPES
         and 0 < s.dim <= 256
         and min(s.heads, s.queries, s.keys, *s.batch) > 0
+        and math.prod(s.batch) * s.heads <= _MAPS
         and _has_triton()
     )
 
