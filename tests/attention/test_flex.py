@@ -143,3 +143,42 @@ def test_an_older_torch_is_asked_for_the_lse_in_its_own_way(monkeypatch):
     assert "return_aux" not in asked
     assert torch.equal(out, q)
     assert torch.equal(lse, q[..., 0])
+
+
+def test_a_number_is_the_same_whatever_the_default_dtype_and_can_be_trained_with():
+    flex._number.cache_clear()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.inference_mode():
+            cap = flex._number(33.3, torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert cap.dtype == torch.float32
+    assert not cap.is_inference()
+
+
+def test_what_was_compiled_too_often_is_refused_too(monkeypatch):
+    """Torch says so by an error of another family than its others."""
+
+    def compiled(kind, scale):
+        def attend(*given, **options):
+            raise torch._dynamo.exc.FailOnRecompileLimitHit("")
+
+        return attend
+
+    monkeypatch.setattr(flex, "_compiled", compiled)
+    monkeypatch.setattr(flex, "_refused", {})
+    q, k, v = inputs(2, dim=16, dtype=torch.float32)
+    call = make_call(q, k, v)
+    with pytest.raises(flex.NotCompiled):
+        flex.run_with_lse(call)
+    assert list(flex._refused) == [flex._kind(call)]
+
+
+def test_functions_that_refer_to_themselves_or_to_what_is_not_there_yet_have_a_kind():
+    def again(b, h, i, j):
+        return again(b, h, i, j) if later else i
+
+    found = flex.code_of(again)
+    later = 5
+    assert hash(found) != hash(flex.code_of(again))

@@ -12,7 +12,7 @@ Limits: softmax, no dropout, no gradient for a dense bias. Tested on an H200 wit
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,8 +73,8 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
             enable_gqa=s.heads != s.kv_heads,
             **_with_lse(),
         )
-    except torch._dynamo.exc.TorchDynamoException as error:
-        _refused[kind] = str(error).strip().splitlines()[0]
+    except _not_compiled() as error:
+        _refused[kind] = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NotCompiled(
             "torch.compile refused FlexAttention for this call",
             expected="a kernel for it",
@@ -92,6 +92,12 @@ class NotCompiled(BackendError):
     """There is no compiled kernel for a call; run as it is, FlexAttention would write the whole map out."""
 
 
+def _not_compiled() -> tuple[type[Exception], ...]:
+    """What torch.compile raises: that it compiled something too often is an error of another family."""
+    errors = torch._dynamo.exc
+    return errors.TorchDynamoException, getattr(errors, "FailOnRecompileLimitHit", errors.TorchDynamoException)
+
+
 # Kinds of calls that torch.compile has refused, and why.
 _refused: dict[Hashable, str] = {}
 
@@ -103,12 +109,24 @@ def _kind(call: Call) -> Hashable:
     return call.q.dtype, call.device, s.dim, s.value_dim, s.heads == s.kv_heads, gradients, mods
 
 
-def code_of(thing: Any) -> Hashable:
+def code_of(thing: Any, within: tuple[Any, ...] = ()) -> Hashable:
     """What a function does, as far as a compiler can tell: its code, and of what it refers to that, or the type."""
     if not callable(thing) or not hasattr(thing, "__code__"):
         kind: Hashable = (thing.dtype, thing.dim()) if isinstance(thing, Tensor) else type(thing).__name__
         return kind
-    return thing.__code__, *(code_of(cell.cell_contents) for cell in thing.__closure__ or ())
+    if thing.__code__ in within:
+        return thing.__code__  # it refers to itself
+    within = (*within, thing.__code__)
+    return thing.__code__, *(code_of(x, within) for x in _captured(thing))
+
+
+def _captured(function: Any) -> Iterator[Any]:
+    """What a function refers to of what stands around it, as far as that is there yet."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            yield None
 
 
 @functools.cache
@@ -165,7 +183,8 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
 @functools.lru_cache(maxsize=64)
 def _number(value: float, device: torch.device) -> Tensor:
     """A number that may be another one next time: torch would compile anew for every value of its own."""
-    return torch.tensor(value, device=device)
+    with torch.inference_mode(False):  # what is made in inference mode could not be trained with later
+        return torch.tensor(value, dtype=torch.float32, device=device)
 
 
 def _mask_mod(call: Call) -> Callable[..., Tensor] | None:

@@ -60,7 +60,9 @@ def _run(func: Any, args: tuple, kwargs: dict, on_gpu: bool) -> Any:
             return func(*args, **kwargs)
         # Behind its seven arguments the operator has places for buffers, which the compiler fills itself.
         given = dict(zip(_NAMES, args)) | {name: value for name, value in kwargs.items() if name in _NAMES}
-        found = _compiled(func, tuple(_functions(given.values())))(*given.values())
+        # Heads and their size are constants to the compiler, and it compiles one piece of code only so often.
+        kind = tuple((x.dtype, x.device, x.shape[-3], x.shape[-1], x.requires_grad) for x in list(given.values())[:3])
+        found = _compiled(func, (*kind, *_functions(given.values())))(*given.values())
         return tuple(found[0].new_empty(0) if part is None else part for part in found)
 
 
