@@ -113,3 +113,84 @@ def test_it_draws_nothing_from_the_random_numbers_of_others():
     assert trial.passed(levels.call, job, on_gpu.run, compute._by_walk)
     assert torch.equal(before, torch.get_rng_state())
     torch.set_rng_state(state)
+
+
+def test_an_error_is_no_answer():
+    """A trial that was broken off has tried nothing."""
+
+    def broken(levels, job):
+        raise KeyboardInterrupt
+
+    levels, job = a_job()
+    with pytest.raises(KeyboardInterrupt):
+        trial.passed(levels.call, job, broken, compute._by_walk)
+    tried = []
+    assert trial.passed(levels.call, job, lambda *given: tried.append(given), compute._by_walk)
+    assert tried
+
+
+@pytest.mark.filterwarnings("error:the lens")
+def test_a_wrong_kernel_is_not_used_where_warnings_are_errors():
+    def wrong(levels, job):
+        found, grids = compute._by_walk(levels, job)
+        return found | {"entropy": found["entropy"] + 1}, grids
+
+    levels, job = a_job()
+    with pytest.raises(UserWarning, match="wrong numbers"):
+        trial.passed(levels.call, job, wrong, compute._by_walk)
+    assert not trial.passed(levels.call, job, wrong, compute._by_walk)
+
+
+def test_kernels_that_do_not_run_on_a_machine_are_said_and_not_used(monkeypatch):
+    """Such as those that need more shared memory than a smaller GPU has."""
+
+    def too_large(levels, job):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(on_gpu, "run", too_large)
+    monkeypatch.setattr(on_gpu, "takes", lambda levels: True)
+    levels, job = a_job()
+    with pytest.warns(UserWarning, match="do not run .*out of resource"):
+        found = compute.compute(levels, ["entropy"])
+    torch.testing.assert_close(found["entropy"], compute._by_walk(levels, job)[0]["entropy"])
+
+
+def test_it_takes_no_notice_of_what_the_user_made_the_default():
+    levels, job = a_job(sl.causal(), requests=("received",))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            seen = []
+            assert trial.passed(levels.call, job, lambda levels, job: seen.append(levels.call), compute._by_walk)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert seen[0].q.device == levels.call.device
+    assert seen[0].q.dtype == torch.float32
+
+
+def test_pictures_that_have_a_pass_of_their_own_are_another_kind():
+    whole, other, part = sl.Picture(5, 4), sl.Picture(3, 4), sl.Picture(5, 4, rows=slice(3, 30))
+    kinds = {trial._kind(a_job()[0].call, a_job(requests=some)[1]) for some in ((whole,), (whole, other), (part,))}
+    assert len(kinds) == 3
+
+
+def test_pictures_of_parts_pass_too():
+    levels, job = a_job(requests=("received", sl.Picture(5, 4), sl.Picture(3, 4), sl.Picture(5, 4, rows=slice(3, 30))))
+    assert trial.passed(levels.call, job, on_gpu.run, compute._by_walk)
+
+
+@pytest.mark.parametrize("mask", [None, sl.causal(), sl.window(5)], ids=str)
+def test_every_kernel_for_the_strongest_keys_is_tried(mask, monkeypatch):
+    """Rows must see more than n stretches of columns, else they are done as they are."""
+    from sightline.kernels import top
+
+    launched, real = set(), top.launch
+
+    def noted(kernel, *given, **options):
+        launched.add(kernel.fn.__name__)
+        real(kernel, *given, **options)
+
+    monkeypatch.setattr(top, "launch", noted)
+    levels, job = a_job(mask, requests=(sl.Top(5),))
+    assert trial.passed(levels.call, job, on_gpu.run, compute._by_walk)
+    assert launched >= {"_choose", "near", "_list", "gather", "_merge"}

@@ -7,7 +7,9 @@ What differs is not used, and said once.
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +36,9 @@ ByKernels = Callable[[Levels, Any], Results | None]
 ByWalk = Callable[[Levels, Any], Results]
 
 _passed: dict[Hashable, bool] = {}
+# Whoever asks while another thread is trying waits for what it finds; the trial itself may ask too.
+_lock = threading.RLock()
+_trying: set[Hashable] = set()
 
 
 class Kind(NamedTuple):
@@ -49,15 +54,25 @@ class Kind(NamedTuple):
     rows: frozenset[str]
     received: bool
     tops: tuple[int, ...]
-    maxima: tuple[bool, ...]  # of each picture
+    pictures: tuple[tuple[bool, bool], ...]  # whether of maxima, whether of a part of the map
 
 
 def passed(call: Call, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> bool:
     """Whether the kernels may do such a job: they have done a small one right."""
     kind = _kind(call, job)
     if kind not in _passed:
-        _passed[kind] = True  # the trial itself asks too
-        _passed[kind] = _try(kind, job, by_kernels, by_walk)
+        with _lock:
+            if kind in _trying:
+                return True
+            if kind not in _passed:
+                _trying.add(kind)
+                try:
+                    why_not = _try(kind, job, by_kernels, by_walk)  # an error is no answer: the next one asks again
+                finally:
+                    _trying.remove(kind)
+                _passed[kind] = why_not is None
+                if why_not is not None:
+                    _say(kind, why_not)
     return _passed[kind]
 
 
@@ -70,50 +85,81 @@ def _kind(call: Call, job: Any) -> Kind:
         call.q.dtype,
         call.sizes.dim,
         mask,
-        None if call.bias is None else type(call.bias),
+        Tensor if isinstance(call.bias, Tensor) else None if call.bias is None else type(call.bias),
         call.softcap is not None,
         call.sinks is not None,
         frozenset(job.rows),
         bool(job.received),
         tuple(sorted({top.n for top in job.tops})),
-        tuple(sorted({key[-1] for key in job.grids})),
+        _kinds_of_pictures(job),
     )
 
 
-def _try(kind: Kind, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> bool:
-    draw = torch.Generator().manual_seed(0)
+def _kinds_of_pictures(job: Any) -> tuple[tuple[bool, bool], ...]:
+    """One rides along with what else is asked for, the next has a pass of its own: two of a kind are not as one."""
+    each = Counter((key[-1], any(span is not None for span in key[2:4])) for key in job.grids)
+    return tuple(sorted(kind for kind, count in each.items() for _ in range(min(count, 2))))
+
+
+def _keys(kind: Kind) -> int:
+    """How many keys a trial has: for the strongest n more than n blocks of columns, else some kernels are not run."""
+    from sightline.kernels.layout import default_tiling
+    from sightline.kernels.top import MOST
+
+    most = max((n for n in kind.tops if n <= MOST), default=0)
+    return _KEYS + most * default_tiling(kind.dim, kind.dtype).columns
+
+
+def _try(kind: Kind, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> str | None:
+    """Why the kernels may not do such a job, or None if they may."""
+    draw, keys = torch.Generator("cpu").manual_seed(0), _keys(kind)
 
     def new(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(*size, generator=draw).to(kind.device, dtype)
+        # Whatever device and dtype the user has made the default ones.
+        return torch.randn(*size, generator=draw, dtype=torch.float32, device="cpu").to(kind.device, dtype)
 
     # Keys that are not one block, heads that share keys, rows that see few columns and many.
-    q, k = new(1, _HEADS, _QUERIES, kind.dim, dtype=kind.dtype), new(1, 1, _KEYS, kind.dim, dtype=kind.dtype)
+    q, k = new(1, _HEADS, _QUERIES, kind.dim, dtype=kind.dtype), new(1, 1, keys, kind.dim, dtype=kind.dtype)
     mask: Mask | None = None
     if "rule" in kind.mask:
         mask = causal()
     elif "stretch" in kind.mask:
-        mask = window(70) & padding([_KEYS - 9])
+        mask = window(keys - _KEYS + 70) & padding([keys - 9])
     if "table" in kind.mask:
-        table = Dense(new(_QUERIES, _KEYS) > -1.0)
+        table = Dense(new(_QUERIES, keys) > -1.0)
         mask = table if mask is None else mask & table
-    bias: Any = new(_QUERIES, _KEYS) if kind.bias is Tensor else alibi(_HEADS) if kind.bias is Alibi else None
+    bias: Any = new(_QUERIES, keys) if kind.bias is Tensor else alibi(_HEADS) if kind.bias is Alibi else None
     call = make_call(
         q, k, k, mask=mask, bias=bias, softcap=5.0 if kind.softcap else None, sinks=new(_HEADS) if kind.sinks else None
     )
-    small = [Picture(cell=(7, 13), reduce="max" if largest else "sum") for largest in kind.maxima]
-    grids = {pictures.grid_key(picture): geometry.axes(picture, _QUERIES, _KEYS) for picture in small}
+    small = [
+        Picture(
+            cell=(7, 13 + i),
+            reduce="max" if largest else "sum",
+            rows=slice(20, 131) if part else None,
+            columns=slice(33, 290) if part else None,
+        )
+        for i, (largest, part) in enumerate(kind.pictures)
+    ]
+    grids = {pictures.grid_key(picture): geometry.axes(picture, _QUERIES, keys) for picture in small}
     trial = job._replace(received=["received"] if kind.received else [], grids=grids, pictures=small)
     levels = Levels(call, rows_only(call))
-    got, want = by_kernels(levels, trial), by_walk(levels, trial)
-    if got is None or _same(got, want):
-        return True
+    try:
+        got = by_kernels(levels, trial)
+    except torch.OutOfMemoryError:
+        raise  # of the moment, not of the kernels
+    except Exception as error:
+        return f"do not run ({type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]})"
+    return None if got is None or _same(got, by_walk(levels, trial)) else "give wrong numbers"
+
+
+def _say(kind: Kind, why_not: str) -> None:
     warnings.warn(
-        f"the lens's GPU kernels give wrong numbers on this machine ({torch.cuda.get_device_name(kind.device)}, torch "
+        f"the lens's GPU kernels {why_not} on this machine ({torch.cuda.get_device_name(kind.device)}, torch "
         f"{torch.__version__}) for {kind.dtype}, heads of {kind.dim}: torch's operations do it instead, more slowly",
         UserWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
-    return False
 
 
 def _same(got: Results, want: Results) -> bool:
