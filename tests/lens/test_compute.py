@@ -8,7 +8,10 @@ import torch
 import sightline as sl
 from cases import inputs
 from lens_cases import gap
+from sightline.attention.call import make_call
 from sightline.lens import compute, on_cpu
+from sightline.lens.levels import Levels
+from sightline.lens.rows import rows_only
 
 
 @pytest.fixture
@@ -164,3 +167,18 @@ def test_statistics_in_any_company_are_the_same(sight: sl.Sight) -> None:
         assert torch.equal(getattr(sight, name), getattr(together, name))
     assert torch.equal(sight.received(), together.received())
     assert torch.equal(sight.top().keys, together.top().keys)
+
+
+@pytest.mark.parametrize("keys", [40, 300])
+def test_a_default_device_is_not_where_anything_goes(keys):
+    """`torch.set_default_device` is a mode: every tensor that is made without a device would lie there."""
+    q, k = torch.randn(1, 2, 40, 16), torch.randn(1, 1, keys, 16)
+    wanted = ["entropy", "received", sl.Picture(5, 4), sl.Picture(5, 4, reduce="max"), sl.Top(3)]
+    for options in ({"mask": sl.window(9)}, {"mask": torch.rand(40, keys) > 0.5}, {"sinks": torch.zeros(2)}):
+        found = []
+        for device in ("cpu", "meta"):
+            with torch.device(device):
+                call = make_call(q, k, k, **options)
+                found.append(compute.compute(Levels(call, rows_only(call)), list(wanted)))
+        for name in wanted:
+            torch.testing.assert_close(found[1][name], found[0][name])

@@ -26,7 +26,7 @@ class _Asked:
         some = self.rows.any()
         self.there: torch.cuda.Event | None = None
         if table.is_cuda:
-            some = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(some, non_blocking=True)
+            some = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True).copy_(some, non_blocking=True)
             self.there = torch.cuda.Event()
             self.there.record(torch.cuda.current_stream(table.device))
         self.some = some  # one boolean, perhaps still on its way to the CPU

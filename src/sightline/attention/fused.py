@@ -50,8 +50,8 @@ def forward(
     """The output and the log-sum-exp of every row, sinks included."""
     s = call.sizes
     q, k, v = _four_axes(call)
-    out = torch.empty(*q.shape[:-1], s.value_dim, dtype=q.dtype)
-    lse = torch.full(q.shape[:-1], -torch.inf, dtype=call.compute_dtype)
+    out = torch.empty(*q.shape[:-1], s.value_dim, dtype=q.dtype, device="cpu")
+    lse = torch.full(q.shape[:-1], -torch.inf, dtype=call.compute_dtype, device="cpu")
     for rows, columns in visit(s, call.mask, _height(call), _WIDTH):
         if not columns:
             out[:, :, rows] = 0
@@ -86,8 +86,8 @@ def backward(call: Call, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor
     # With sinks the weights are exp(score - lse) of the lse that holds the sink: the kernel's formula as it is.
     lse = lse.reshape(q.shape[:-1]).masked_fill(lse.reshape(q.shape[:-1]) == -torch.inf, 0.0)
     grad, out = (_widen(t.reshape(*q.shape[:-1], s.value_dim), v.shape[-1]) for t in (grad, out))
-    grad_q = torch.zeros(q.shape, dtype=q.dtype)
-    grad_k, grad_v = torch.zeros(k.shape, dtype=call.compute_dtype), torch.zeros(v.shape, dtype=call.compute_dtype)
+    grad_q = torch.zeros(q.shape, dtype=q.dtype, device="cpu")
+    grad_k, grad_v = (torch.zeros(t.shape, dtype=call.compute_dtype, device="cpu") for t in (k, v))
     for rows, columns in visit(s, call.mask, _height(call), _WIDTH):
         if not columns:
             continue
@@ -145,7 +145,7 @@ def _table(call: Call, rows: slice, columns: list[Columns]) -> Tensor | None:
     s = call.sizes
     pieces = []
     for span, mixed in _joined(columns):
-        piece = torch.zeros(rows.stop - rows.start, span.stop - span.start, dtype=call.compute_dtype)
+        piece = torch.zeros(rows.stop - rows.start, span.stop - span.start, dtype=call.compute_dtype, device="cpu")
         if call.bias is not None:
             piece = piece + bias_tile(call, rows, span)
         if mixed:

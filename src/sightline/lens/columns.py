@@ -25,7 +25,7 @@ class ColumnPool:
         self.cell, self.start, self.stop = axis.regular, axis.start, axis.stop
         if self.cell:
             self.width = axis.bins * self.cell
-            self.ones = torch.full((self.cell,), unit, dtype=dtype)
+            self.ones = torch.full((self.cell,), unit, dtype=dtype, device="cpu")
         else:
             # Pixels differ by a cell: the shorter ones take a zero from the end of the strip.
             widths = np.diff(axis.edges)

@@ -247,4 +247,4 @@ def _in_order(x: Tensor, plan: Plan) -> Tensor:
 
 def _nothing(maps: int, queries: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Places for the n strongest keys of every query."""
-    return torch.full((maps, queries, n), -1), torch.zeros(maps, queries, n, dtype=dtype)
+    return torch.full((maps, queries, n), -1, device="cpu"), torch.zeros(maps, queries, n, dtype=dtype, device="cpu")

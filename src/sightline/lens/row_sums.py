@@ -29,7 +29,7 @@ class Scales(NamedTuple):
 
     @staticmethod
     def of(length: int, dtype: torch.dtype) -> Scales:
-        rising = torch.arange(length, dtype=dtype)
+        rising = torch.arange(length, dtype=dtype, device="cpu")
         ones = torch.ones_like(rising)
         return Scales(torch.stack([ones, rising.flip(0)]), torch.stack([ones, rising]))
 

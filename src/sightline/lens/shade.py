@@ -57,4 +57,4 @@ class Limits(NamedTuple):
         # A limit lies between two keys.
         first, stop = ((torch.from_numpy(x).to(dtype) - 0.5).mul_(-LEAST)[..., None] for x in seen[:2])
         holes = None if seen.holes is None else (0.5 - seen.holes.to(dtype)).mul_(-LEAST)
-        return Limits(first, stop, torch.arange(keys, dtype=dtype).mul_(-LEAST), holes)
+        return Limits(first, stop, torch.arange(keys, dtype=dtype, device="cpu").mul_(-LEAST), holes)

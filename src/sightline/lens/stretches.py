@@ -66,7 +66,7 @@ def _of_padding(real: Tensor, call: Call) -> Stretches:
     some = real.any(-1)
     first = torch.where(some, real.int().argmax(-1), 0)
     stop = torch.where(some, keys - real.flip(-1).int().argmax(-1), 0)
-    between = torch.arange(keys)
+    between = torch.arange(keys, device="cpu")
     holes = ~real & (between >= first[:, None]) & (between < stop[:, None])
     rows = [x[:, None].expand(-1, call.sizes.queries).numpy() for x in (first, stop)]
     return Stretches(rows[0], rows[1], holes if bool(holes.any()) else None)

@@ -24,8 +24,8 @@ class Best:
     def __init__(self, rows: int, n: int, dtype: torch.dtype) -> None:
         self.n = n
         # All different, so that what is absent is never taken for equal weights.
-        self.weights = -torch.arange(1, n + 1, dtype=dtype).repeat(rows, 1)
-        self.keys = torch.full((rows, n), -1)
+        self.weights = -torch.arange(1, n + 1, dtype=dtype, device="cpu").repeat(rows, 1)
+        self.keys = torch.full((rows, n), -1, device="cpu")
 
     def add(self, weights: Tensor, first: int) -> None:
         """A tile `[rows, columns]` of weights, below 0 where hidden, whose first column is key `first`."""
@@ -59,9 +59,9 @@ class Best:
         group = _largest(largest if everyone else largest[rows], n)
         if group is None:
             return False
-        place = (torch.arange(each)[:, None] * groups + group[:, None]).flatten(1)
+        place = (torch.arange(each, device="cpu")[:, None] * groups + group[:, None]).flatten(1)
         if rest.shape[1]:
-            place = torch.cat([place, torch.arange(groups * each, columns).expand(rows.shape[0], -1)], 1)
+            place = torch.cat([place, torch.arange(groups * each, columns, device="cpu").expand(rows.shape[0], -1)], 1)
         values = torch.cat([weights.take(place + rows[:, None] * columns), self.weights[rows]], 1)
         chosen = _largest(values, n)
         if chosen is None:

@@ -51,7 +51,7 @@ class Packed:
 
     def start(self) -> None:
         """Copy it without waiting, in the model's own stream."""
-        self.pinned = torch.empty(self.bytes.shape, dtype=torch.uint8, pin_memory=True)
+        self.pinned = torch.empty(self.bytes.shape, dtype=torch.uint8, device="cpu", pin_memory=True)
         self.pinned.copy_(self.bytes, non_blocking=True)
         self.ready = torch.cuda.Event()
         self.ready.record(torch.cuda.current_stream(self.bytes.device))
@@ -146,9 +146,9 @@ class Shipper:
 
     def _copy(self, tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
         if self._stage is None:
-            self._stage = torch.empty(_STAGE, dtype=torch.uint8, pin_memory=True)
+            self._stage = torch.empty(_STAGE, dtype=torch.uint8, device="cpu", pin_memory=True)
         source = tensor.contiguous().view(-1)
-        out = torch.empty(tensor.shape, dtype=tensor.dtype)
+        out = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         step = _STAGE // tensor.element_size()
         for start in range(0, source.numel(), step):
             part = source[start : start + step]
