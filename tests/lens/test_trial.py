@@ -186,11 +186,23 @@ def test_every_kernel_for_the_strongest_keys_is_tried(mask, monkeypatch):
 
     launched, real = set(), top.launch
 
-    def noted(kernel, *given, **options):
-        launched.add(kernel.fn.__name__)
-        real(kernel, *given, **options)
+    def noted(kernel, grid, given, *rest, **options):
+        real(kernel, grid, given, *rest, **options)
+        name = kernel.fn.__name__
+        if name != "near" or bool((given["BOUND"] == 1.0).any()):  # rows that it does
+            launched.add(name)
 
     monkeypatch.setattr(top, "launch", noted)
     levels, job = a_job(mask, requests=(sl.Top(5),))
     assert trial.passed(levels.call, job, on_gpu.run, compute._by_walk)
     assert launched >= {"_choose", "near", "_list", "gather", "_merge"}
+
+
+def test_wrong_keys_of_right_weights_are_found_out():
+    def shifted(levels, job):
+        found, grids = compute._by_walk(levels, job)
+        return {request: (keys + 1, weights) for request, (keys, weights) in found.items()}, grids
+
+    levels, job = a_job(requests=(sl.Top(1),))
+    with pytest.warns(UserWarning, match="wrong numbers"):
+        assert not trial.passed(levels.call, job, shifted, compute._by_walk)
