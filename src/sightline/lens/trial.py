@@ -144,7 +144,7 @@ def _try_with(keys: int, kind: Kind, job: Any, by_kernels: ByKernels, by_walk: B
         Picture(
             cell=(7, 13 + i),
             reduce="max" if largest else "sum",
-            rows=slice(20, 131) if part else None,
+            rows=slice(_QUERIES // 8, _QUERIES - 3) if part else None,
             columns=slice(3, keys - 5) if part else None,
         )
         for i, (largest, part) in enumerate(kind.pictures)
