@@ -6,7 +6,8 @@ torch.compile; the first call for a new kind of mask compiles for some seconds, 
 Left to itself torch goes on without compiling when it has compiled a function a few times, and then writes the whole
 map out. So every kind of call has a function of its own to compile, and one that cannot be compiled is refused.
 
-Limits: softmax, no dropout, no gradient for a dense bias. Tested on an H200 with torch 2.11.
+Limits: softmax, no dropout, no gradient for a dense bias. Its rules are tested on the CPU; with static shapes it ran on
+an H200 with torch 2.11, with dynamic ones not yet.
 """
 
 from __future__ import annotations

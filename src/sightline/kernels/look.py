@@ -1,7 +1,8 @@
 """The second pass over the map on a GPU: from q, k and the lse, every statistic in one go, by the kernel in `program`.
 
 Limits: softmax; float32, float16, bfloat16; a head of up to 256; a mask that leaves each row one stretch of keys,
-and beside it one table of booleans. Tested on an H200 with Triton 3.6, and in Triton's interpreter with 3.7.
+and beside it one table of booleans. Tested in Triton's interpreter (3.7); an earlier state of it ran on an H200 with
+Triton 3.6. On each machine it is tried before it is used (`lens/trial.py`).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def look(
     says whether any row's first key is not key 0. `seen` is what `tiles_seen` gives for these arguments, if known.
 
     `want` names out of entropy, max_score, distance, total, received, sums, maxima; maxima go with neither of the two
-    before them. Sums of pixels are multiplied by `pixel_unit`; `as_floats` says that no pixel is wider than a block of
-    columns: then they need no whole numbers of 64 bits.
+    before them. Sums of pixels are multiplied by `pixel_unit`; `as_floats` says that no pixel is wider than the columns
+    of a program: then they need no whole numbers of 64 bits.
 
     With more than one of `bins`, max_score gives `largest` `[batch, heads, bins, slots]` instead: the largest log2 of a
     weight, negated, in each of so many stretches of columns, in the order of `rows`. Of stretches that a row does not
