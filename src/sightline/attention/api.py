@@ -104,7 +104,10 @@ def which_backend(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", **o
     >>> sl.which_backend(q, q, q, mask=sl.window(4)).backend
     'streaming'
     """
-    return choose(make_call(q, k, v, **options), backend)
+    call = make_call(q, k, v, **options)
+    choice = choose(call, backend)
+    by = sdpa.kernel(call) if choice.backend == "sdpa" and not valueless(call.q) else ""
+    return choice._replace(reason=f"{choice.reason}; {by}") if by else choice
 
 
 def run(call: Call, backend: str) -> Tensor:

@@ -23,6 +23,7 @@ from sightline.attention.derivatives import beyond_torchs_kernels, once
 from sightline.attention.kept import Kept
 from sightline.attention.nonfinite import nan_of_infinity, spoiled
 from sightline.attention.packing import HALF, packed, unpacked
+from sightline.attention.plans import attend, is_new
 from sightline.masks import Band, Dense, Mask, Padding
 from sightline.masks.base import may_keep
 
@@ -126,7 +127,7 @@ def shortcut(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor | None:
         if grouped and q.is_cpu:
             k, v = for_every_head(k, v, shape[1])
         if mask is None or causal:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            out = attend(q, k, v, causal, grouped)
             return once(out) if out.requires_grad else out
         table = _table_of(mask, shape, q, keep)
         if table is None:
@@ -178,22 +179,35 @@ def _nothing_to_blind(out: Tensor, rows: Tensor | None) -> Tensor:
 def run(call: Call) -> Float[Tensor, "*batch heads queries value_dim"]:
     """Attention by torch's SDPA."""
     ready = _prepare(call)
-    out = F.scaled_dot_product_attention(
-        ready.q,
-        ready.k,
-        ready.v,
-        attn_mask=ready.table,
-        dropout_p=call.dropout,
-        is_causal=ready.causal,
-        scale=call.scale,
-        enable_gqa=ready.grouped,
-    )
+    if ready.table is None and not call.dropout:
+        out = attend(ready.q, ready.k, ready.v, ready.causal, ready.grouped, call.scale)
+    else:
+        out = F.scaled_dot_product_attention(
+            ready.q,
+            ready.k,
+            ready.v,
+            attn_mask=ready.table,
+            dropout_p=call.dropout,
+            is_causal=ready.causal,
+            scale=call.scale,
+            enable_gqa=ready.grouped,
+        )
     out = once(out) if out.requires_grad else out
     if ready.unpacked is not None:
         out = unpacked(out, ready.unpacked)
     if ready.table is not None and call.device.type == "cuda":
         out = _nothing_to_blind(out, _blind(call, ready))
     return _finish(call, out)
+
+
+def kernel(call: Call) -> str:
+    """What torch takes for a call on a GPU whose shape cuDNN may have no plan for; nothing for others."""
+    if call.device.type != "cuda" or call.dropout or min(call.sizes.queries, call.sizes.keys) == 0:
+        return ""
+    ready = _prepare(call)
+    if ready.table is None and is_new(ready.q, ready.k, ready.v, ready.causal, ready.grouped, count=False):
+        return "by flash, which needs no plan: to cuDNN this shape is new"
+    return ""
 
 
 def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]] | None:
@@ -328,7 +342,8 @@ def _kernel(ready: _Ready) -> Callable[[_Ready, float], tuple[Tensor, Tensor]] |
         return None
     params = torch.backends.cuda.SDPAParams(ready.q, ready.k, ready.v, ready.table, 0.0, ready.causal, ready.grouped)
     if ready.table is None and torch.backends.cuda.can_use_cudnn_attention(params):
-        return _cuda_cudnn
+        new = is_new(ready.q, ready.k, ready.v, ready.causal, ready.grouped, lse=True)
+        return _cuda_flash if new else _cuda_cudnn
     if torch.backends.cuda.can_use_flash_attention(params):
         return _cuda_flash
     if torch.backends.cuda.can_use_efficient_attention(params):
