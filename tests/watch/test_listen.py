@@ -138,3 +138,76 @@ def test_an_error_in_a_pass_that_is_not_heard(monkeypatch):
         assert modes() == 1
     assert modes() == 0
     assert seen[0].shape[-2:] == (12, 12)
+
+
+def test_what_one_watch_learned_the_next_one_knows(monkeypatch):
+    model = tiny.model("llama")
+    heard = Heard(monkeypatch, model)
+    for length in (5, 9, 7, 11, 6, 13, 8):  # texts of every length
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=length))
+        assert len(seen.layers) == 2
+        assert seen.unseen == {}
+    loud, quiet = heard.passes[0], heard.passes[4]
+    assert heard.passes[3] > 0.9 * loud  # the fourth
+    assert max(heard.passes[4:]) < 0.4 * loud, (loud, quiet)
+
+
+def by_hand(attention):
+    """An attention module's forward, written out."""
+
+    def forward(hidden_states, **_):
+        q, k, v = (p(hidden_states) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+        k, v = (x.repeat_interleave(q.shape[-1] // x.shape[-1], -1) for x in (k, v))
+        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+        return attention.o_proj(weights @ v), None
+
+    return forward
+
+
+def test_a_model_that_was_changed_is_heard_anew():
+    model = tiny.model("llama")
+    for _ in range(5):
+        with watch(model), torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=5))
+    attention = model.model.layers[1].self_attn
+    attention.forward = by_hand(attention)
+    with watch(model) as seen, torch.no_grad():
+        model(**tiny.inputs("llama", None, 1, length=7))
+    assert seen.layers == ["model.layers.0.self_attn"]
+    assert list(seen.unseen) == ["model.layers.1.self_attn"]
+    assert "softmax" in seen.unseen["model.layers.1.self_attn"]
+
+
+def test_a_layer_that_attends_otherwise_in_a_pass_that_was_not_heard_is_named():
+    model = tiny.model("llama")
+    attention = model.model.layers[1].self_attn
+    own, otherwise = type(attention).forward, by_hand(attention)
+    switch = {"on": False}
+
+    class Switched(type(attention)):
+        def forward(self, *args, **kwargs):
+            return otherwise(*args, **kwargs) if switch["on"] else own(self, *args, **kwargs)
+
+    attention.__class__ = Switched
+    for _ in range(5):
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=5))
+        assert seen.unseen == {}
+    switch["on"] = True
+    for _ in range(2):  # the first says that something is amiss, the next one hears what
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=7))
+        assert seen.layers == ["model.layers.0.self_attn"]
+        assert list(seen.unseen) == ["model.layers.1.self_attn"]
+    assert "softmax" in seen.unseen["model.layers.1.self_attn"]
+
+
+def test_what_went_unseen_once_is_looked_for_every_time():
+    model = tiny.model("llama")
+    attention = model.model.layers[1].self_attn
+    attention.forward = by_hand(attention)
+    for _ in range(6):
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=5))
+        assert list(seen.unseen) == ["model.layers.1.self_attn"]

@@ -112,7 +112,7 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
         cross = place.query_position < 0
         if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call, place.steps):
             rows.append("distance")
-        if len(s.batch) > 1 or (is_small(call) and not _swept(call, place)):
+        if len(s.batch) > 1 or (is_small(cells_of(call)) and not _swept(call, place)):
             if call.device.type == "cuda":
                 levels.assume()
             weights = _whole(levels, rows, wanted, place, found)
@@ -130,9 +130,9 @@ def cells_of(call: Call) -> int:
     return math.prod(s.batch) * s.heads * s.queries * s.keys
 
 
-def is_small(call: Call) -> bool:
-    """Whether a call's maps are computed whole."""
-    return cells_of(call) <= _WHOLE
+def is_small(cells: int) -> bool:
+    """Whether maps of so many cells are computed whole."""
+    return cells <= _WHOLE
 
 
 def _swept(call: Call, place: Place) -> bool:

@@ -89,9 +89,11 @@ def watch(
     if fused is not None:
         warnings.warn("fused is now called compact: sl.watch(model, compact=True)", DeprecationWarning, stacklevel=2)
         compact = compact or fused
+    names = names_of(model)
     return Watcher(
         model,
-        LayerChoice(layers, names_of(model).values()),
+        names,
+        LayerChoice(layers, names.values()),
         HeadChoice(heads),
         read_stats(stats),
         keep_qk,

@@ -62,6 +62,9 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     with state.quiet(), Catch() as caught:
         out = func(**given)
     k = state.one_for_all_groups(k)
+    plain = table is None and span is None and not flag and queries == 1
+    if plain and who.goes_on(q, k, caught.lse, given.get("scale")):
+        return out
     if span is not None and span.keys < keys:
         # A static cache is longer than what it holds.
         k, keys = k[..., : span.keys, :], span.keys
@@ -192,7 +195,8 @@ def look(
     **more: Any,
 ) -> Looked:
     """The account of a call whose output somebody else computed."""
-    with state.quiet(compiled=q.is_cuda), torch.no_grad():
+    # Only rows that nobody has computed may take compiled code.
+    with state.quiet(compiled=q.is_cuda and row is None), torch.no_grad():
         if q.shape[:-3] != k.shape[:-3]:
             batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
             q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))

@@ -114,13 +114,13 @@ class _Before:
         ]
 
 
-def find(model: nn.Module) -> list[Region]:
-    """The outermost modules of a model that torch.compile has wrapped."""
+def find(modules: list[nn.Module]) -> list[Region]:
+    """The outermost of a model's modules that torch.compile has wrapped."""
     found: list[Region] = []
     inside: set[int] = set()
     if state.UNCOMPILED.before == "force_eager":
         return found  # whoever opened the block wants nothing compiled
-    for module in model.modules():
+    for module in modules:
         if id(module) in inside:
             continue
         if inner(module) is not module:

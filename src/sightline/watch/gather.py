@@ -7,17 +7,28 @@ alike are one batch. Whoever asks for a layer's sight has what waits accounted f
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sightline.masks import Band, Mask, Prefix
+from sightline.masks import Mask
 from sightline.watch.account import account, cells_for, cells_of, is_small
+from sightline.watch.batches import (
+    CELLS,
+    Waiting,
+    account_of,
+    alike,
+    apart,
+    aside,
+    fits,
+    is_plain,
+    key_of,
+    may_wait,
+    split,
+    stacked_sinks,
+)
 from sightline.watch.follow import MOVED, marks
 from sightline.watch.grow import Layer, Part
 from sightline.watch.portable import mask_to, some_heads
@@ -32,30 +43,6 @@ if TYPE_CHECKING:
 STEPS = 32
 # Bytes that may wait.
 _BYTES = 64 << 20
-# Cells of a call that waits, and of all that are accounted for at once. On a CPU what does not fit its cache is slower.
-_CELLS = {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 22, 1 << 23)}
-
-
-class Waiting(NamedTuple):
-    """A call that waits, with copies of its q and k."""
-
-    layer: Layer
-    part: Part
-    call: Call
-    row: Tensor
-    place: Place
-    k: Tensor | None  # of all heads, to be followed; None if it is followed already
-    more: dict[str, Tensor]
-
-    def kind(self) -> tuple:
-        """What calls have in common that can be accounted for at once."""
-        call, place = self.call, self.place
-        return (
-            (call.q.shape, call.k.shape, call.q.dtype, call.k.dtype, self.row.dtype, call.q.device),
-            (call.scale, call.softcap, _key(call.mask), None if call.sinks is None else call.sinks.shape),
-            (place.row, place.first_key, place.query_position, place.cell, id(place.repeats)),
-            (self.k is None, tuple(self.more)),
-        )
 
 
 class Gather:
@@ -76,11 +63,9 @@ class Gather:
 
     def takes(self, call: Call, device: torch.device) -> bool:
         """Whether a call can wait."""
-        most = _CELLS.get(device.type)
-        if not self.on or most is None or self.watcher.wanted.pictures or self.watcher.writer is not None:
+        if not self.on or self.watcher.wanted.pictures or self.watcher.writer is not None:
             return False
-        plain = call.bias is None and call.normalizer.is_softmax and (call.sinks is None or call.sinks.dim() == 1)
-        return plain and 0 < cells_of(call) <= most[0] and is_small(call) and _can_wait(call.mask)
+        return is_plain(call) and fits(call, device) and may_wait(call.mask)
 
     def add(self, waiting: Waiting) -> None:
         with self.lock:
@@ -121,22 +106,49 @@ class Gather:
             layer.settle = self.flush
         return True
 
+    def goes_on(self, name: str, q: Tensor, k: Tensor, row: Tensor, scale: float | None) -> bool:
+        """Take in a step without a mask that goes on where the last one was, if it does: nothing else has to be asked.
+
+        Most steps are like that, and what is asked of every call takes longer than the step.
+        """
+        block, watcher = self.blocks.get(name), self.watcher
+        if block is None or not self.on or watcher.counts.get(name) or watcher.lost or watcher.search:
+            return False
+        with self.lock:
+            keys, more = k.shape[-2], len(block.steps) + 1
+            if not block.is_next(q, k, scale) or more > STEPS or not is_small(q.shape[0] * q.shape[1] * more * keys):
+                return False
+            before = watcher.ends.get(name)
+            if before is None or before[0] == watcher.passes or before[1] != keys - 1:
+                return False
+            if watcher.ids_fit(name, q.shape[0], keys) != block.with_ids:
+                return False
+            watcher.note(name, keys - 1, keys)
+            if not watcher._is_followed(name, (q.shape[0],)):
+                return True
+            layer = block.layer
+            part = Part(block.call, layer.queries, block.first_key, keys, (1, 1), None, watcher.passes)
+            with aside():
+                q, ends = q.detach().clone(memory_format=torch.contiguous_format), k[..., -2:, :].detach().clone()
+            block.add(Step(part, q, row, ends, None, None), k)
+            layer.parts.append(part)
+        return True
+
     def _sees(self, call: Call) -> Sees | None:
         """What a step sees; None if it cannot wait. Layers share their masks, so that is known for the next ones."""
         s = call.sizes
-        plain = call.bias is None and call.normalizer.is_softmax and (call.sinks is None or call.sinks.dim() == 1)
-        if not plain or s.keys < 2 or not is_small(call) or call.k.device.type not in _CELLS:
+        if not is_plain(call) or s.keys < 2 or not is_small(cells_of(call)) or call.k.device.type not in CELLS:
             return None
         if self.watcher.wanted.pictures or self.watcher.search:
             return None
-        key = (_key(call.mask), s.keys, call.k.device)
+        key = (key_of(call.mask), s.keys, call.k.device)
         if key not in self._seen:
             self._seen[key] = (call.mask, sees(self.watcher.own_mask(call), s.keys, call.k.device))
         return self._seen[key][1]
 
     def _goes_on(self, block: Block, call: Call, found: Sees, first_key: int, with_ids: bool) -> bool:
         more = len(block.steps) + 1
-        if more > STEPS or not is_small(call.replace(sizes=call.sizes._replace(queries=more))):
+        if more > STEPS or not is_small(cells_of(call) * more):
             return False
         if not block.goes_on(call, found, first_key, with_ids):
             return False
@@ -180,8 +192,8 @@ class Gather:
         self.bytes = 0
         layers = self.watcher.seen._layers
         waiting = [one for one in waiting if layers.get(one.layer.name) is one.layer and _holds(one.layer, one.part)]
-        with _aside():
-            for group in _alike(waiting):
+        with aside():
+            for group in alike(waiting):
                 self._account(group)
         for one in waiting:
             if one.layer.name not in self.blocks:
@@ -189,22 +201,11 @@ class Gather:
 
     def _account(self, group: list[Waiting]) -> None:
         first = group[0]
-        if len(group) == 1:
-            call, row, k = first.call, first.row, first.k
-            found = [account(call, row, self.watcher.wanted, first.place)]
-            known = None if k is None else marks(k)[None]
-        else:
-            q, k = (torch.stack([getattr(one.call, name) for one in group]) for name in ("q", "k"))
-            sinks = _stacked_sinks([one.call for one in group])
-            s = first.call.sizes
-            call = first.call.replace(q=q, k=k, v=k, sizes=s._replace(batch=(len(group), *s.batch)), sinks=sinks)
-            known = None if first.k is None else marks(k.flatten(0, 1)).unflatten(0, (len(group), -1))
-            row = torch.stack([one.row for one in group])
-            found = split(account(call, row, self.watcher.wanted, first.place), len(group))
-        follow = self.watcher.follow
-        for i, one in enumerate(group):
-            if known is not None:
-                follow.take(one.layer.name, known[i], one.part.first_key, one.layer.kind == "cross")
+        found = account_of(group, self.watcher.wanted)
+        if first.k is not None:
+            known = marks(torch.cat([one.k for one in group if one.k is not None])).unflatten(0, (len(group), -1))
+            for one, its in zip(group, known):
+                self.watcher.follow.take(one.layer.name, its, one.part.first_key, one.layer.kind == "cross")
         sent = self.watcher.ship.send_all([each | one.more for each, one in zip(found, group)])
         for one, arriving in zip(group, sent):
             one.part.arriving = arriving
@@ -213,7 +214,7 @@ class Gather:
         """Whether the caches went on in this pass; on a GPU that is asked when the steps are accounted for."""
         fresh = [block for block in self.blocks.values() if block.steps and block.k is not block.new]
         if fresh and not fresh[0].k.is_cuda:
-            with _aside():
+            with aside():
                 if moved(fresh):
                     self.watcher._lose(max(block.steps[-1].part.turn for block in fresh), MOVED)
                     self._prune()
@@ -238,8 +239,8 @@ class Gather:
                 return
             for block in blocks:
                 block.layer.settle = None
-            with _aside():
-                done = [self._together(group) for group in _alike(blocks)]
+            with aside():
+                done = [self._together(group) for group in alike(blocks)]
                 if any(bool(bad) for *_, bad in done):
                     # Which of the steps are of other keys is not known.
                     self.watcher._lose(min(block.turn for block in blocks), MOVED)
@@ -255,11 +256,11 @@ class Gather:
         steps = [step for block in group for step in block.steps]
         k = torch.stack([block.keys() for block in group])  # [layers, batch, kv_heads, keys, dim]
         known = marks(k.flatten(0, 1)).unflatten(0, (count, -1))
-        bad = self._moved(group, k, known, _apart(torch.cat([step.ends for step in steps], -2), count, -2))
-        q = _apart(torch.cat([step.q for step in steps], -2), count, -2)
-        row = _apart(torch.cat([step.row for step in steps], -1), count, -1)
+        bad = self._moved(group, k, known, apart(torch.cat([step.ends for step in steps], -2), count, -2))
+        q = apart(torch.cat([step.q for step in steps], -2), count, -2)
+        row = apart(torch.cat([step.row for step in steps], -1), count, -1)
         sizes = s._replace(batch=(count, *s.batch), queries=n, keys=k.shape[-2])
-        sinks = _stacked_sinks([block.call for block in group])
+        sinks = stacked_sinks([block.call for block in group])
         call = first.call.replace(q=q, k=k, v=k, sizes=sizes, mask=first.mask(), sinks=sinks)
         if first.layer.heads is not None:
             call, row = some_heads(call, row, first.layer.heads)
@@ -317,61 +318,5 @@ class Gather:
             self.watcher.follow.known[block.layer.name] = (block.first_key, new)
 
 
-def _can_wait(mask: Mask | None) -> bool:
-    """Whether a mask is a rule or a table that can be copied: a function may give something else later."""
-    if mask is None or isinstance(mask, Band | Prefix):
-        return True
-    parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
-    return all(map(_can_wait, parts)) if parts else type(mask).__module__.startswith("sightline.masks")
-
-
-def _key(mask: Mask | None) -> object:
-    """Something that equal masks share."""
-    return mask if mask is None or isinstance(mask, Band | Prefix) else id(mask)
-
-
 def _holds(layer: Layer, part: Part) -> bool:
     return any(one is part for one in layer.parts)
-
-
-def _alike(waiting: list) -> Iterator[list]:
-    """Those of one kind together, as many as may be accounted for at once."""
-    groups: dict[tuple, list] = {}
-    for one in waiting:
-        groups.setdefault(one.kind(), []).append(one)
-    for group in groups.values():
-        first = group[0]
-        if isinstance(first, Block):
-            s, device = first.call.sizes._replace(keys=first.end_key - first.first_key), first.k.device
-            rows = len(first.steps)
-        else:
-            s, device = first.call.sizes, first.call.q.device
-            rows = s.queries
-        # Their maps, or the keys themselves in the precision of the account.
-        cells = math.prod(s.batch) * s.keys * max(s.heads * rows, s.kv_heads * s.dim)
-        size = max(_CELLS[device.type][1] // max(cells, 1), 1)
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
-
-
-def split(found: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """What was found of several layers at once, for each of them; what is of queries alone is the same for all."""
-    return [{n: x if n in ("real", "repeated") else x[i] for n, x in found.items()} for i in range(count)]
-
-
-def _apart(x: Tensor, count: int, dim: int) -> Tensor:
-    """Layers one after another along an axis, as an axis of their own in front."""
-    return x.unflatten(dim, (count, -1)).movedim(dim - 1, 0).contiguous()
-
-
-def _stacked_sinks(calls: list[Call]) -> Tensor | None:
-    """The sinks of several layers, `[layers, 1, heads]`."""
-    sinks = [call.sinks for call in calls if call.sinks is not None]
-    return torch.stack(sinks)[:, None] if sinks else None
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """Out of the model's sight: no gradients, no inference mode, no mode of torch that would see what happens here."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
-        yield

@@ -142,7 +142,7 @@ class Attending:
             mask = attention_mask if lazy is None else lazy.written()
             own = getattr(self.function, "__module__", "").startswith("transformers.")
             rule = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
-            with state.named(module, key if own else None, None if rule is None else rule.span), state.awake():
+            with state.named(module, key if own else None, None if rule is None else rule.span, who), state.awake():
                 return self.function(module, query, key, value, mask, *args, **kwargs)
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
 

@@ -25,24 +25,24 @@ def is_scripted(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
-def outermost(model: nn.Module) -> list[nn.Module]:
+def outermost(modules: list[nn.Module]) -> list[nn.Module]:
     """The scripted modules of a model that are in no other one."""
     found: list[nn.Module] = []
     inside: set[int] = set()
-    for module in model.modules():
+    for module in modules:
         if is_scripted(module) and id(module) not in inside:
             found.append(module)
             inside.update(map(id, module.modules()))
     return found
 
 
-def listen(stack: ExitStack, model: nn.Module, tell: Callable[[nn.Module], None]) -> None:
+def listen(stack: ExitStack, modules: list[nn.Module], tell: Callable[[nn.Module], None]) -> None:
     """Have it told when one of them that attends runs; nothing is installed where there is none."""
-    modules = {id(module): module for module in outermost(model) if attends(module)}
-    if modules:
+    attending = {id(module): module for module in outermost(modules) if attends(module)}
+    if attending:
 
         def runs(module: nn.Module, args: Any) -> None:
-            if id(module) in modules:
+            if id(module) in attending:
                 tell(module)
 
         stack.callback(register_module_forward_pre_hook(runs).remove)

@@ -159,7 +159,11 @@ class Shipper:
         return out
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Take in no more. What is under way arrives, and whoever asks for it waits."""
         if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = self._stage = None
+            self._pool.submit(self._forget_stage)
+            self._pool.shutdown(wait=False)
+            self._pool = None
+
+    def _forget_stage(self) -> None:
+        self._stage = None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sightline.watch.hf_masks import Span
+    from sightline.watch.mode import Audience
     from sightline.watch.watcher import Watcher
 
 
@@ -25,6 +26,7 @@ class _Local(threading.local):
         self.module: nn.Module | None = None
         self.key: Tensor | None = None
         self.span: Span | None = None
+        self.who: Audience | None = None
         self.asleep: AbstractContextManager[Any] | None = None
 
 
@@ -46,23 +48,33 @@ def drop(watcher: Watcher) -> None:
     _local.watches = [other for other in _local.watches if other is not watcher]
 
 
-@contextmanager
-def named(module: nn.Module, key: Tensor | None = None, span: Span | None = None) -> Iterator[None]:
-    """Attention in here is this module's: it need not be found on the stack.
+class named:
+    """Attention in here is this module's, and these watches hear of it: it need not be found on the stack.
 
     It may repeat the key for its groups, and make another table of a mask that was for this span.
     """
-    before = _local.module, _local.key, _local.span
-    _local.module, _local.key, _local.span = module, key, span
-    try:
-        yield
-    finally:
-        _local.module, _local.key, _local.span = before
+
+    def __init__(
+        self, module: nn.Module, key: Tensor | None = None, span: Span | None = None, who: Audience | None = None
+    ) -> None:
+        self.now = module, key, span, who
+
+    def __enter__(self) -> None:
+        self.before = _local.module, _local.key, _local.span, _local.who
+        _local.module, _local.key, _local.span, _local.who = self.now
+
+    def __exit__(self, *_: object) -> None:
+        _local.module, _local.key, _local.span, _local.who = self.before
 
 
 def known_module() -> nn.Module | None:
     """The module that `named` said."""
     return _local.module
+
+
+def known_audience() -> Audience | None:
+    """Who hears of what the module does that `named` said."""
+    return None if _local.busy else _local.who
 
 
 def known_span() -> Span | None:

@@ -8,6 +8,7 @@ a block begins, and the last key of every step is put to them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -78,6 +79,9 @@ class Block:
         self.k, self.new = k, k  # of the last pass that was as expected, and of this pass
         self.version = count(k)
         self.about, self.cell = self.call, (1, 1)  # of all steps together
+        other = (call.mask, call.bias, call.softcap, call.sinks, sees.left, sees.real)
+        self.plain = first_key == 0 and all(x is None for x in other)
+        self.dtypes = (call.q.dtype, k.dtype, k.device)
 
     @property
     def end_key(self) -> int:
@@ -109,6 +113,19 @@ class Block:
         # Which key is the first real one may change while padding moves out of a window.
         before = self.steps[-1].real
         return (before is None) == (sees.real is None) and not (slides and before is not None)
+
+    def is_next(self, q: Tensor, k: Tensor, scale: float | None) -> bool:
+        """Whether q and k of a step without a mask are of the same kind as those before, and next to them."""
+        s, last = self.call.sizes, self.steps[-1].part
+        keys = last.end_key + 1
+        return (
+            self.plain
+            and last.first_key == 0
+            and q.shape == (*s.batch, s.heads, 1, s.dim)
+            and k.shape == (*s.batch, s.kv_heads, keys, s.dim)
+            and (q.dtype, k.dtype, k.device) == self.dtypes
+            and self.call.scale == (1 / math.sqrt(s.dim) if scale is None else scale)
+        )
 
     def add(self, step: Step, k: Tensor) -> None:
         if self.steps:

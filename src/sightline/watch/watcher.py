@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from sightline.errors import InputError, explain
 from sightline.masks import Band
 from sightline.watch import compiled, hf, scripted, state, unseen
+from sightline.watch.about import about
 from sightline.watch.account import Wanted, account, cells_for
+from sightline.watch.batches import Waiting, aside
 from sightline.watch.cells import repeats
 from sightline.watch.choose import HeadChoice, LayerChoice
 from sightline.watch.fast import is_plain_layer
 from sightline.watch.folder import Writer
 from sightline.watch.follow import Following
-from sightline.watch.gather import Gather, Waiting
+from sightline.watch.gather import Gather
 from sightline.watch.grow import Layer, Part
 from sightline.watch.listen import Listening
 from sightline.watch.mode import WatchMode
@@ -31,7 +33,7 @@ from sightline.watch.shares import Place
 from sightline.watch.ship import Shipper
 from sightline.watch.tables import Tables
 from sightline.watch.tokens import Reader
-from sightline.watch.where import inner, names_of
+from sightline.watch.where import inner
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -53,6 +55,7 @@ class Watcher(Following):
     def __init__(
         self,
         model: nn.Module,
+        names: dict[int, str],
         layers: LayerChoice,
         heads: HeadChoice,
         wanted: Wanted,
@@ -63,9 +66,9 @@ class Watcher(Following):
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
         self.keep, self.compact, self.reader = keep, compact, reader
-        self.names = names_of(model)
+        self.names = names
         self.encoder, self.decoder = hf.halves(inner(model))
-        self.seen = Seen(meta=_meta(model), reader=reader)
+        self.seen = Seen(meta=about(model), reader=reader)
         self.thread = threading.get_ident()
         self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
         self.ship, self.tables = Shipper(), Tables()
@@ -81,7 +84,7 @@ class Watcher(Following):
         self.begin_following()
         self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
-        self.listening = Listening(WatchMode())
+        self.listening = Listening(WatchMode(), inner(model), names)
 
     def __enter__(self) -> Seen:
         if self.used:
@@ -99,16 +102,18 @@ class Watcher(Following):
             stack.enter_context(state.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
             stack.enter_context(state.BLIND)
-            regions = compiled.find(self.model)
+            base = inner(self.model)
+            every = list(base.modules())
+            regions = compiled.find(every if base is self.model else list(self.model.modules()))
             stack.enter_context(compiled.standing_in(regions))
             inside = {id(part) for region in regions for part in region.parts()}
-            self.hook(stack, [module for module in inner(self.model).modules() if id(module) not in inside])
-            scripted.listen(stack, inner(self.model), self._scripted)
+            self.hook(stack, [module for module in every if id(module) not in inside])
+            scripted.listen(stack, every, self._scripted)
             state.push(self)
             stack.callback(state.drop, self)
             self.listening.mode = WatchMode(self.model.buffers())
             stack.enter_context(self.listening.mode)
-            stack.callback(self.listening.ends)
+            stack.callback(self.listening.ends, self.seen)
             self.stack = stack.pop_all()
         return self.seen
 
@@ -121,6 +126,7 @@ class Watcher(Following):
         self.tables.clear()
         self.moved, self.own = {}, {}
         self.reader.arrive()
+        self.listening.learn(self.seen, kind is None)
         if self.writer is not None:
             self.writer.finish(complete=kind is None)
         if kind is None:
@@ -167,7 +173,7 @@ class Watcher(Following):
         for module in modules:
             if id(module) in plain or scripted.is_scripted(module):
                 continue
-            if module is root or next(module.children(), None) is not None:
+            if module is root or module._modules:
                 stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
@@ -188,7 +194,7 @@ class Watcher(Following):
         if threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
             if not self.depth:
-                self.listening.ends()
+                self.listening.ends(self.seen)
                 self._settle()
 
     def _scripted(self, module: nn.Module) -> None:
@@ -197,7 +203,7 @@ class Watcher(Following):
 
     def _begins(self) -> None:
         """A pass begins: somebody outside the model calls it, or a part of it."""
-        self.listening.ends()
+        self.listening.ends(self.seen)
         self._settle()
         self.passes += 1
         self._follow_pass()
@@ -230,6 +236,7 @@ class Watcher(Following):
         if not self.depth and name in self.hookless:
             self._begins()
         self.counts[name] = self.counts.get(name, 0) + 1
+        self.listening.names.add(name)
         full = name if self.counts[name] == 1 else f"{name}#{self.counts[name]}"
         before = self.ends.get(full)
         if self.lost is not None and first_query == 0:
@@ -279,7 +286,7 @@ class Watcher(Following):
             layer = Layer(full, self.order[name], kind, type(module).__name__, self.heads(name, s.heads), self.wanted)
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
-        with state.quiet(), torch.inference_mode(False), torch.no_grad():
+        with state.quiet(), aside():
             if self.gather.step(layer, call, row, first_query, first_key):
                 return
             if layer.heads is not None:
@@ -368,25 +375,3 @@ def _to_cpu(bias: Any) -> Any:
 def _own(x: Tensor) -> Tensor:
     """A copy: the model may write into its own tensors, and a view would hold what it is a view of."""
     return x.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _meta(model: nn.Module) -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    base = inner(model)
-    first = next(base.parameters(), None)
-    try:
-        ours = version("sightline")
-    except PackageNotFoundError:
-        ours = "unknown"
-    config = getattr(base, "config", None)
-    return {
-        "model": type(base).__name__,
-        "parameters": sum(p.numel() for p in base.parameters()),
-        "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
-        "device": None if first is None else first.device.type,
-        "implementation": getattr(config, "_attn_implementation", None),
-        "torch": torch.__version__,
-        "sightline": ours,
-        "runs": 1,
-    }

@@ -23,15 +23,16 @@ def names_of(model: nn.Module) -> dict[int, str]:
     # The parts that torch.compile and data parallelism wrap around a model are no part of its paths.
     found: dict[int, str] = {}
     for path, module in model.named_modules():
-        steps = [step for step in path.split(".") if step != "_orig_mod"]
-        found.setdefault(id(module), ".".join(steps) or type(inner(model)).__name__)
+        if "_orig_mod" in path:
+            path = ".".join(step for step in path.split(".") if step != "_orig_mod")
+        found.setdefault(id(module), path or type(inner(model)).__name__)
     return found
 
 
 def inner(model: nn.Module) -> nn.Module:
     """The model inside what torch.compile wraps around it."""
-    while isinstance(wrapped := getattr(model, "_orig_mod", None), nn.Module):
-        model = wrapped
+    while "_orig_mod" in model._modules:
+        model = model._modules["_orig_mod"]  # type: ignore[assignment]
     return model
 
 
