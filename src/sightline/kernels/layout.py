@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 # Rows of a pixel that a tile takes at a time.
-TAKEN = 4
+TAKEN = 2
 # Bytes of queries that are copied at a time.
 _COPIED = 64 << 20
 
