@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import QUICK, compare, kept, pooled, ratio, willing, write
+from harness import QUICK, compare, kept, pooled, ratio, settle, willing, write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sightline as sl
@@ -44,6 +44,7 @@ def same_call() -> list[dict]:
     for length in LENGTHS:
         repeats = max(12, min(256, 131072 // length)) // draws
         for name in _calls(length):
+            settle(_calls(length)[name]["sightline"])
             result = pooled(compare(_calls(length)[name], repeats=repeats) for _ in range(draws))
             rows.append({"call": name, "tokens": length, "ratio": ratio(result, "sightline", "torch"), **result})
             print(f"{name:40} {length:6} tokens   sightline / torch = {rows[-1]['ratio']:.3f}", flush=True)
@@ -145,6 +146,8 @@ def everybody() -> list[dict]:
             runs = {name: (lambda f=f: _train(f, q, k, v)) for name, f in _functions(queries, keys, dim).items()}
         able, refused = willing(runs)
         # The best of several is the luckiest too: enough rounds that luck does not count.
+        for run in able.values():
+            settle(run)
         result = compare(able, repeats=21 if GPU else 61 if call == "decoding" else 41)
         best = min((name for name in TORCH if name in result), key=lambda name: result[name]["median_ms"])
         about = {"call": f"everybody, {call}", "tokens": keys, "best": best}
@@ -212,6 +215,8 @@ def grouped() -> list[dict]:
             "eager": lambda q, k, v: (q @ (repeat := _repeated(k, v))[0].mT / math.sqrt(128)).softmax(-1) @ repeat[1],
         }
         calls = {name: (lambda f=f, t=(q, k, v): f(*t)) for name, f in runs.items()}
+        for run in calls.values():
+            settle(run)
         result = compare(calls, repeats=21)
         best = min((name for name in runs if name.startswith("torch")), key=lambda name: result[name]["median_ms"])
         precision = str(dtype).removeprefix("torch.")
