@@ -23,7 +23,8 @@ TESTS = ROOT / "tests"
 # A module imports only from lines above its own; on its own line, only from its own package.
 LAYERS = (
     ("errors", "folders", "version"),
-    ("files", "shapes"),
+    ("files", "portable", "shapes"),
+    ("biases",),
     ("masks", "normalizers", "positions", "lookup"),
     ("kernels",),
     ("attention",),

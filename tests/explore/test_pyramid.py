@@ -10,7 +10,6 @@ import sightline as sl
 from sightline.errors import InputError
 from sightline.explore import overview as overviews
 from sightline.explore import pyramid as pyramids
-from sightline.explore.head import one_head
 from sightline.explore.overview import Overview, overview_level, pictures, stored
 from sightline.explore.pyramid import TILE, Pyramid, top_level
 from sightline.lens.requests import Picture
@@ -70,11 +69,11 @@ def case(name: str) -> tuple[sl.Sight, np.ndarray, np.ndarray]:
     queries, keys, options = CASES[name]
     batch = (1,) if name == "padding" else ()
     q, k = torch.randn(*batch, 2, queries, 16), torch.randn(*batch, 2, keys, 16)
-    sight = one_head(sl.look(q, k, **options), 0, 1)
+    sight = sl.look(q, k, **options).select(0, [1])
     mask = sight._call.mask
     visible = torch.ones(queries, keys, dtype=torch.bool) if mask is None else mask.to_dense(queries, keys)
-    exact = one_head(sl.look(q.double(), k.double(), **options), 0, 1)
-    return sight, exact.tile(slice(None), slice(None))[0].numpy(), visible.expand(queries, keys).numpy()
+    exact = sl.look(q.double(), k.double(), **options).select(0, [1])
+    return sight, exact.tile(slice(None), slice(None))[0].numpy(), visible.expand(1, queries, keys)[0].numpy()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,10 +184,10 @@ def test_a_stored_overview_is_used_and_exact(tmp_path) -> None:
     cells = {"cell": (8, 8)}
     sight = sl.look(q, k, mask=sl.causal(), stats=(Picture(**cells, reduce="sum"), Picture(**cells, reduce="max")))
     sight.save(tmp_path / "without.safetensors", keep_qk=False)
-    pyramid = Pyramid(one_head(sl.Sight.load(tmp_path / "without.safetensors"), 0, 1))
+    pyramid = Pyramid(sl.Sight.load(tmp_path / "without.safetensors").select(0, [1]))
     assert not pyramid.exact
     assert pyramid.stored is not None
-    exact = one_head(sl.look(q.double(), k.double(), mask=sl.causal()), 0, 1).tile(slice(None), slice(None))[0].numpy()
+    exact = sl.look(q.double(), k.double(), mask=sl.causal()).select(0, [1]).tile(slice(None), slice(None))[0].numpy()
     visible = sl.causal().to_dense(600, 600).numpy()
     for levels in ((3, 3), (4, 3), (5, 5)):
         for pool in ("mean", "max", "sum"):
@@ -242,7 +241,7 @@ def test_what_a_run_should_keep_is_bounded() -> None:
         assert pixels * maps * 8 <= 256 << 20
         assert all(n & (n - 1) == 0 for n in cell)
     sight = sl.look(torch.randn(2, 300, 8), torch.randn(2, 300, 8), stats=tuple(pictures(300, 300, 2)))
-    kept = stored(one_head(sight, 0, 0))
+    kept = stored(sight.select(0, [0]))
     assert kept is not None
     assert kept.complete
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sightline as sl
-from sightline.explore.head import one_head
 from sightline.explore.visible_counts import VisibleCounts
 from sightline.lens import Sight
 
@@ -41,7 +40,7 @@ def test_counts(name: str, data: st.DataObject) -> None:
     mask = MASKS[name]
     queries, keys = 9, 11
     batch = data.draw(st.integers(0, 1))
-    counts = VisibleCounts(one_head(sight_of(name), batch, 0))
+    counts = VisibleCounts(sight_of(name).select(batch, [0]))
     visible = np.ones((queries, keys), bool)
     if mask is not None:
         visible = mask.to_dense(queries, keys).expand(2, 1, queries, keys)[batch, 0].numpy()

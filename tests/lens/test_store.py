@@ -302,7 +302,6 @@ CHANGES: dict[str, Callable[[dict, dict], Any]] = {
     "no scale": lambda about, t: about.update(scale=None),
     "an infinite scale": lambda about, t: about.update(scale=float("inf")),
     "a soft-cap of 0": lambda about, t: about.update(softcap=0.0),
-    "an unknown mask": lambda about, t: about.update(mask={"is": "lattice"}),
     "a mask without its tensor": lambda about, t: about.update(mask={"is": "dense", "table": "nowhere"}),
     "a mask that does not fit": lambda about, t: about.update(mask={"is": "dense", "table": "sinks"}),
     "a window of words": lambda about, t: about.update(mask={"is": "band", "left": "a", "right": 0, "align": "end"}),
@@ -394,11 +393,9 @@ def test_a_sight_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_alibi_of_some_heads_is_not_taken_for_another(tmp_path: Path) -> None:
     """Its slopes are not those of so many heads."""
-    from sightline.watch.portable import bias_heads
-
     q, k, _ = inputs(1)
     with pytest.raises(InputTypeError, match="this bias cannot be saved"):
-        sl.look(q, k, bias=bias_heads(sl.alibi(8), [2, 5])).save(tmp_path / "x.sight")
+        sl.look(q, k, bias=sl.alibi(8).select(heads=[2, 5])).save(tmp_path / "x.sight")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -456,14 +453,31 @@ class Slope:
         pass
 
 
-def test_a_mask_of_ones_own_is_refused(tmp_path: Path) -> None:
+def test_a_mask_that_no_file_can_hold_is_refused(tmp_path: Path) -> None:
     q, k, _ = inputs(1)
-    for mask in (Stripes(), sl.causal() & ~Stripes()):
+    given = Stripes()
+    given.rule = lambda j: j % 2 == 0  # type: ignore[attr-defined]
+    for mask in (given, sl.causal() & ~given):
         with pytest.raises(InputTypeError, match="this mask cannot be saved") as caught:
             sl.look(q, k, mask=mask).save(tmp_path / "x.sight")
-        assert "got: Stripes" in str(caught.value)
+        assert "got: Stripes, whose `rule` is neither" in str(caught.value)
         assert "to_dense" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["mine.masks", None])
+def test_a_mask_that_is_not_known_says_what_to_import(module: str | None, saved: Path) -> None:
+    with safe_open(str(saved), framework="pt") as file:
+        about = json.loads(file.metadata()["sightline"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    about["mask"] = {"is": "Lattice", "fields": {}} | ({"module": module} if module else {})
+    save_file(tensors, saved, metadata={"sightline": json.dumps(about)})
+    with pytest.raises(SightFileError, match="a mask of a class that is not known here") as caught:
+        sl.Sight.load(saved)
+    text = str(caught.value)
+    assert "expected: &, band, dense, documents, flattened, padding, prefix, selected, |, ~, or a class" in text
+    assert "got: mask.is: Lattice" in text
+    assert ("try: import mine.masks, where class Lattice" if module else "try: import its module, where") in text
 
 
 def test_a_bias_of_ones_own_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from sightline.watch.catch import Catch
 from sightline.watch.cells import weights_at
 from sightline.watch.hf_masks import LazyMask, Span, read_mask, read_used, translate
 from sightline.watch.mods import ModBias, ModMask, Stacked
-from sightline.watch.portable import bias_heads, mask_heads, mask_to, writable_bias, writable_mask
 from sightline.watch.tables import Tables, read
 
 CPU = torch.device("cpu")
@@ -218,34 +217,35 @@ def test_single_cells_step_by_step(monkeypatch):
 def test_masks_and_biases_of_some_heads():
     table = torch.rand(2, 4, 5, 6) < 0.5
     mask = (sl.dense(table) | sl.causal()) & ~sl.window(0)
-    part = mask_heads(mask, [1, 3])
+    part = mask.select(heads=[1, 3])
     assert torch.equal(part.to_dense(5, 6), mask.to_dense(5, 6)[:, [1, 3]])
     by_head = ModMask(lambda b, h, i, j: i + h > j, 1, 4)
-    assert torch.equal(mask_heads(by_head, [0, 2]).to_dense(5, 6), by_head.to_dense(5, 6)[:, [0, 2]])
-    for bias in (torch.randn(4, 5, 6), sl.alibi(4), ModBias(lambda b, h, i, j: (h * (i - j)).float(), 1, 4)):
-        whole = bias if isinstance(bias, torch.Tensor) else bias.to_dense(5, 6)
-        some = writable_bias(bias_heads(bias, [0, 3]), 5, 6)
-        assert torch.equal(some, whole[..., [0, 3], :, :])
+    assert torch.equal(by_head.select(heads=[0, 2]).to_dense(5, 6), by_head.to_dense(5, 6)[:, [0, 2]])
+    for bias in (sl.alibi(4), ModBias(lambda b, h, i, j: (h * (i - j)).float(), 1, 4)):
+        some = bias.select(heads=[0, 3]).writable(5, 6)
+        assert torch.equal(some, bias.to_dense(5, 6)[..., [0, 3], :, :])
 
 
 def test_a_copy_of_a_mask_does_not_follow_its_tensors():
     real = torch.ones(2, 6, dtype=torch.bool)
     mask = sl.causal() & sl.padding(real) & ~sl.documents(torch.zeros(2, 6, dtype=torch.long), torch.ones(2, 6).long())
-    copy = mask_to(mask, "cpu")
+    copy = mask.to("cpu", copy=True)
     before = copy.to_dense(6, 6)
     real[:] = False
     assert torch.equal(copy.to_dense(6, 6), before)
-    assert torch.equal(mask_to(Stacked([(sl.causal(), 3, 0, 3)]), "cpu").to_dense(3, 3), sl.causal().to_dense(3, 3))
+    assert torch.equal(
+        Stacked([(sl.causal(), 3, 0, 3)]).to("cpu", copy=True).to_dense(3, 3), sl.causal().to_dense(3, 3)
+    )
 
 
 def test_a_large_function_is_not_written_out(monkeypatch):
+    from sightline import portable
     from sightline.errors import InputError
-    from sightline.watch import portable
 
     monkeypatch.setattr(portable, "_WRITTEN", 10)
     for what in (
-        lambda: writable_mask(ModMask(lambda b, h, i, j: i >= j, 1), 4, 4),
-        lambda: writable_bias(ModBias(lambda b, h, i, j: i - j, 1, 1), 4, 4),
+        lambda: ModMask(lambda b, h, i, j: i >= j, 1).writable(4, 4),
+        lambda: ModBias(lambda b, h, i, j: i - j, 1, 1).writable(4, 4),
     ):
         with pytest.raises(InputError, match="too large to be written out"):
             what()

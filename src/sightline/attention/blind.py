@@ -12,7 +12,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from sightline.masks.base import counted, may_keep
+from sightline.masks.changes import counted, may_keep
 
 
 class _Asked:

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sightline import normalizers
+from sightline.biases import Bias, as_bias
 from sightline.errors import InputError, InputTypeError
 from sightline.masks import Mask, as_mask
+from sightline.portable import broadcasts
 from sightline.shapes import Sizes, as_number, default_scale, sizes_of
 
 if TYPE_CHECKING:
     from sightline.normalizers import Normalizer
-
-
-class Bias(Protocol):
-    """A bias that is never written out: it gives any tile of itself, as ALiBi does."""
-
-    def tile(
-        self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device, dtype: torch.dtype
-    ) -> Tensor: ...
-
-    def to_dense(self, queries: int, keys: int) -> Tensor: ...
-
-    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int) -> None: ...
 
 
 MaskLike: TypeAlias = Mask | Tensor | None
@@ -103,6 +93,7 @@ def make_call(
         mask = as_mask(mask)
         mask.check(sizes.batch, sizes.heads, sizes.queries, sizes.keys, q.device)
     if bias is not None:
+        bias = as_bias(bias)
         check_bias(bias, sizes, q.device)
     if sinks is not None:
         check_sinks(sinks, sizes, rule, q.device)
@@ -134,17 +125,10 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return cast(q), cast(k), cast(v)
 
 
-def check_bias(bias: BiasLike, sizes: Sizes, device: torch.device) -> None:
+def check_bias(bias: Bias | Tensor, sizes: Sizes, device: torch.device) -> None:
     """Raise if a bias does not fit a call of these sizes."""
-    if not isinstance(bias, Tensor):
-        if not hasattr(bias, "tile"):
-            raise InputTypeError(
-                "this cannot be used as a bias",
-                expected="a floating tensor or sl.alibi(heads)",
-                got=type(bias).__name__,
-                hint="torch.as_tensor(bias)",
-            )
-        bias.check(sizes.batch, sizes.heads, sizes.queries, sizes.keys)  # type: ignore[union-attr]
+    if isinstance(bias, Bias):
+        bias.check(sizes.batch, sizes.heads, sizes.queries, sizes.keys)
         return
     if not bias.is_floating_point():
         raise InputTypeError(
@@ -154,7 +138,7 @@ def check_bias(bias: BiasLike, sizes: Sizes, device: torch.device) -> None:
             hint="pass booleans as mask=…, or use bias.float()",
         )
     target = (*sizes.batch, sizes.heads, sizes.queries, sizes.keys)
-    if not _broadcasts_to(bias.shape, target):
+    if not broadcasts(bias.shape, target):
         raise InputError(
             "the bias does not fit the call",
             expected=f"a shape that broadcasts to {target} = [*batch, heads, queries, keys]",
@@ -181,7 +165,7 @@ def check_sinks(sinks: object, sizes: Sizes, rule: Normalizer, device: torch.dev
             got=getattr(sinks, "dtype", type(sinks).__name__),
             hint="torch.zeros(heads)",
         )
-    if not _broadcasts_to(sinks.shape, (*sizes.batch, sizes.heads)):
+    if not broadcasts(sinks.shape, (*sizes.batch, sizes.heads)):
         raise InputError(
             "the sinks do not fit the call",
             expected=f"[{sizes.heads}], one logit per head",
@@ -192,10 +176,6 @@ def check_sinks(sinks: object, sizes: Sizes, rule: Normalizer, device: torch.dev
         raise InputError(
             "the sinks are on another device", expected=device, got=sinks.device, hint="sinks.to(q.device)"
         )
-
-
-def _broadcasts_to(shape: torch.Size, target: tuple[int, ...]) -> bool:
-    return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape, target[len(target) - len(shape) :]))
 
 
 def check_number(name: str, value: object) -> float:

@@ -43,6 +43,10 @@ def refuses(call: Call) -> str | None:
         return "FlexAttention has no dropout"
     if call.q.dtype == torch.float64:
         return "FlexAttention has no float64"
+    if call.mask is not None and not call.mask.compiles:
+        return f"FlexAttention needs the mask {call.mask} as a rule of single cells"
+    if call.bias is not None and not isinstance(call.bias, Tensor) and not call.bias.compiles:
+        return "FlexAttention needs this bias as a rule of single cells"
     if isinstance(call.bias, Tensor) and call.bias.requires_grad:
         return "the gradient of a dense bias is the streaming backend's"
     if min(s.queries, s.keys, s.heads, *s.batch) == 0:
@@ -158,15 +162,13 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
     if call.softcap is None and bias is None:
         return None
     cap = None if call.softcap is None else _number(call.softcap, call.device)
-    slopes = getattr(bias, "slopes", None)
-    table = None
+    table = lazy = None
     if isinstance(bias, Tensor):
         table = bias.expand(*s.batch, s.heads, s.queries, s.keys) if bias.dim() > 2 else bias.expand(s.queries, s.keys)
     elif bias is not None:
-        slopes = slopes.to(call.device, torch.float32)  # type: ignore[union-attr]
+        lazy = bias.mod(s.batch, s.queries, s.keys, call.device, torch.float32)
     if table is not None and table.dim() > 3:
         table = table.reshape(-1, s.heads, s.queries, s.keys)
-    offset = s.keys - s.queries
 
     def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if cap is not None:
@@ -174,8 +176,8 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
         if table is not None:
             cell = table[i, j] if table.dim() == 2 else table[h, i, j] if table.dim() == 3 else table[b, h, i, j]
             score = score + cell
-        elif slopes is not None:
-            score = score - slopes[h] * (i + offset - j).abs()
+        elif lazy is not None:
+            score = score + lazy(b, h, i, j)
         return score
 
     return mod

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import torch
 
 from sightline.masks import Mask
-from sightline.masks.base import may_keep
+from sightline.masks.changes import may_keep
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from sightline.attention.nonfinite import nan_of_infinity, spoiled
 from sightline.attention.packing import HALF, packed, unpacked
 from sightline.attention.plans import attend, is_new
 from sightline.masks import Band, Dense, Mask, Padding
-from sightline.masks.base import may_keep
+from sightline.masks.changes import may_keep
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -261,7 +261,8 @@ def _prepare(call: Call) -> _Ready:
     if mask is not None and not causal:
         table = _table(mask, call)
     if bias is not None:
-        bias = bias.to(_table_dtype(call))  # type: ignore[union-attr]
+        assert isinstance(bias, Tensor)
+        bias = bias.to(_table_dtype(call))
         table = bias if table is None else torch.where(table, bias, -torch.inf)
     if len(s.batch) != 1:
         # The fused kernels take exactly one batch axis.

@@ -141,8 +141,8 @@ class HeadView:
             raise _not_kept("a row or a cell")
         mask = self.sight._call.mask
         if mask is not None:
-            seen = mask.tile(rows, columns, self.queries, self.keys, self.sight.device).expand(weights.shape)
-            weights = np.where(seen.cpu().numpy(), weights, np.float32(np.nan))
+            seen = mask.tile(rows, columns, self.queries, self.keys, self.sight.device).expand(1, *weights.shape)
+            weights = np.where(seen[0].cpu().numpy(), weights, np.float32(np.nan))
         return weights
 
     def _score(self, query: int, key: int) -> float:

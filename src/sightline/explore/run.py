@@ -14,7 +14,6 @@ import numpy as np
 from sightline.errors import InputError
 from sightline.explore import labels
 from sightline.explore.cache import Cache
-from sightline.explore.head import one_head
 from sightline.explore.head_view import HeadView
 from sightline.explore.labels import Labels
 from sightline.explore.overview import stored_levels
@@ -113,7 +112,7 @@ class Run:
         with self._lock:
             view = self._views.get(key)
             if view is None:
-                view = HeadView(one_head(self.account[about.name], self.batch, head))
+                view = HeadView(self.account[about.name].select(self.batch, [head]))
                 self._views.put(key, view, view.pyramid.nbytes + (1 << 16))
             return view
 

@@ -54,10 +54,10 @@ class VisibleCounts:
             return np.diff(np.diff(stop - first, axis=0), axis=1)
         if cell == (1, 1):
             seen = call.mask.tile(rows, columns, self.queries, self.keys, self.sight.device)
-            return seen.expand(shape).cpu().numpy()
+            return seen.expand(1, *shape)[0].cpu().numpy()
         # Without q the call does not know its device; counting needs only the mask.
         call = call.replace(q=self.sight._row) if call.q is None else call
-        return visible_cells(call, vertical, horizontal).expand(shape).cpu().numpy()
+        return visible_cells(call, vertical, horizontal).expand(1, *shape)[0].cpu().numpy()
 
 
 def _below(ends: np.ndarray, sums: np.ndarray, row_edges: np.ndarray, column_edges: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Masks and requests as JSON, there and back.
+"""Masks, biases and requests as JSON, there and back.
 
 Nothing is believed on the way back: every number is checked against the sizes of the map and the tensors of the file
 before anything is made from it. What does not hold is a ValueError that names the field.
@@ -6,22 +6,22 @@ before anything is made from it. What does not hold is a ValueError that names t
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sightline import masks
-from sightline.errors import InputTypeError
+from sightline.biases import Bias
+from sightline.errors import InputTypeError, SightFileError
 from sightline.lens import geometry
 from sightline.lens.requests import REDUCTIONS, ROW_STATS, Picture, Request, Top
-from sightline.lens.tensor_file import WHOLE, TensorFile, short
-from sightline.masks.base import And, Not, Or
+from sightline.lens.tensor_file import DTYPES, TensorFile, short
+from sightline.masks import Mask
+from sightline.portable import is_ours
 
 if TYPE_CHECKING:
-    from sightline.masks import Mask
+    from sightline.portable import Portable
     from sightline.shapes import Sizes
 
 # No context, batch or picture is larger; a number beyond it is no number of ours.
@@ -128,102 +128,175 @@ def _picture(field: str, written: Any, sizes: Sizes) -> tuple[Picture, tuple[int
     return picture, (*sizes.batch, sizes.heads, *shape)
 
 
-# Masks
+# Masks and biases
 
 
-def mask_to_json(mask: Mask, tensors: dict[str, Tensor], depth: int = 0) -> dict[str, Any]:
+def mask_to_json(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """A mask as JSON; its tensors go beside the others."""
+    return _Writing("mask", tensors).part(mask)
 
-    def put(tensor: Tensor | None) -> str | None:
-        if tensor is None:
-            return None
-        name = f"mask.{len(tensors)}"
-        tensors[name] = tensor
+
+def bias_to_json(bias: Bias, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """A lazy bias as JSON; its tensors go beside the others."""
+    return _Writing("bias", tensors).part(bias)
+
+
+def mask_from_json(field: str, about: Any, sizes: Sizes, file: TensorFile) -> Mask:
+    """A mask that fits the map."""
+    return _checked(field, about, sizes, file, Mask, torch.device("cpu"))
+
+
+def bias_from_json(field: str, about: Any, sizes: Sizes, file: TensorFile) -> Bias:
+    """A lazy bias that fits the map."""
+    return _checked(field, about, sizes, file, Bias)
+
+
+class _Writing:
+    """Where a mask or bias puts its tensors, and itself."""
+
+    def __init__(self, what: str, tensors: dict[str, Tensor], depth: int = 0) -> None:
+        self.what, self.tensors, self.depth = what, tensors, depth
+
+    def tensor(self, tensor: Tensor) -> str:
+        name = f"{self.what}.{len(self.tensors)}"
+        self.tensors[name] = tensor
         return name
 
-    def inner(mask: Mask) -> dict[str, Any]:
-        return mask_to_json(mask, tensors, depth + 1)
+    def part(self, part: Portable) -> dict[str, Any]:
+        if self.depth > DEEPEST:
+            raise self._refused(f"{self.what}s inside {self.what}s, at most {DEEPEST} deep", "a deeper one")
+        kind, what = type(part), self.what
+        if kind.saved_as is None or part.unsaved() is not None:
+            of = "" if kind.saved_as is None else f", whose `{part.unsaved()}` is neither"
+            raise self._refused(f"a {what} made of tensors and plain values", f"{part.class_name}{of}")
+        if len(kind.known[kind.saved_as]) > 1 and _modules(kind).count(kind.__module__) > 1:
+            raise self._refused(f"a {what} whose class has a name of its own", f"{kind.saved_as}, which are several")
+        about = part.to_file(_Writing(what, self.tensors, self.depth + 1))
+        return about if kind.saved_as in about else {"is": kind.saved_as, **about}
 
-    if depth > DEEPEST:
-        raise InputTypeError(
-            "this mask cannot be saved",
-            expected=f"masks inside masks, at most {DEEPEST} deep",
-            got="a deeper one",
-            hint="sl.dense(mask.to_dense(queries, keys)) for a small one",
+    def _refused(self, expected: str, got: str) -> InputTypeError:
+        dense = "sl.dense(mask.to_dense(queries, keys))" if self.what == "mask" else "bias.to_dense(queries, keys)"
+        return InputTypeError(
+            f"this {self.what} cannot be saved", expected=expected, got=got, hint=f"{dense} for a small one"
         )
-    if isinstance(mask, masks.Band):
-        return {"is": "band", "left": _near(mask.left), "right": _near(mask.right), "align": mask.align}
-    if isinstance(mask, masks.Prefix):
-        return {"is": "prefix", "n": _near(mask.n)}
-    if isinstance(mask, masks.Documents):
-        return {"is": "documents", "ids": put(mask.ids), "key_ids": put(mask.key_ids)}
-    if isinstance(mask, masks.Padding):
-        return {"is": "padding", "of": put(mask.lengths if mask.real is None else mask.real)}
-    if isinstance(mask, masks.Dense):
-        return {"is": "dense", "table": put(mask.table)}
-    if isinstance(mask, And | Or):
-        return {"is": mask.sign, "left": inner(mask.left), "right": inner(mask.right)}
-    if isinstance(mask, Not):
-        return {"is": "~", "of": inner(mask.mask)}
-    raise InputTypeError(
-        "this mask cannot be saved",
-        expected="a mask of Sightline's own",
-        got=type(mask).__name__,
-        hint="sl.dense(mask.to_dense(queries, keys)) for a small one",
-    )
 
 
-def _near(number: int | None) -> int | None:
-    """Beyond the largest index there is nothing to tell apart."""
-    return None if number is None else max(-sys.maxsize, min(int(number), sys.maxsize))
+def _modules(kind: type[Portable]) -> list[str]:
+    return [other.__module__ for other in kind.known.get(kind.saved_as or "", {}).values()]
 
 
-def mask_from_json(field: str, about: Any, sizes: Sizes, file: TensorFile, depth: int = 0) -> Mask:
-    """A mask that fits the map."""
-    if depth > DEEPEST:
-        raise ValueError(f"mask: masks inside masks, more than {DEEPEST} deep")
-    if not isinstance(about, dict):
-        raise ValueError(f"{field}: {short(about)} instead of an object")
-    kind = one_of(f"{field}.is", about.get("is"), tuple(_READ))
-    names, read = _READ[kind]
-    fields = record(field, about, ("is", *names))
+class _Reading:
+    """The description of a mask or bias in a file, read with suspicion."""
 
-    def inner(name: str) -> Mask:
-        return mask_from_json(f"{field}.{name}", fields[name], sizes, file, depth + 1)
+    def __init__(
+        self, field: str, about: Any, family: type[Portable], heads: int, file: TensorFile, depth: int = 0
+    ) -> None:
+        self.field, self.about, self.family, self.heads, self.file, self.depth = (
+            field, about, family, heads, file, depth,
+        )  # fmt: skip
 
-    def tensor(name: str, dtypes: Sequence[torch.dtype]) -> Tensor:
-        if not isinstance(fields[name], str):
-            raise ValueError(f"{field}.{name}: {short(fields[name])} instead of the name of a tensor")
-        return file.take(fields[name], None, dtypes)
+    def read(self) -> Any:
+        """What is described."""
+        if self.depth > DEEPEST:
+            raise ValueError(f"{self._what}: {self._what}s inside {self._what}s, more than {DEEPEST} deep")
+        kind, named = self._kind()
+        record(self.field, self.about, ("is", *kind.saved_fields) if named else kind.saved_fields)
+        found = kind.from_file(self)
+        if not isinstance(found, self.family):
+            raise ValueError(f"{self.field}: a {type(found).__name__}")
+        return found
 
-    mask = read(fields, inner, tensor, field)
-    if depth == 0:
-        mask.check(sizes.batch, sizes.heads, sizes.queries, sizes.keys, torch.device("cpu"))
-    return mask
+    @property
+    def _what(self) -> str:
+        return self.family.__name__.lower()
+
+    def _kind(self) -> tuple[type[Portable], bool]:
+        if not isinstance(self.about, dict):
+            raise ValueError(f"{self.field}: {short(self.about)} instead of an object")
+        named, known = "is" in self.about, self.family.known
+        name = self.about["is"] if named else next(iter(self.about), None)
+        if not isinstance(name, str):
+            raise ValueError(f"{self.field}.is: {short(name)} instead of one of {', '.join(known)}")
+        several = known.get(name, {})
+        kinds = list(several.values())
+        if len(kinds) > 1:
+            kinds = [kind for kind in kinds if kind.__module__ == self.about.get("module")]
+        if len(kinds) != 1:
+            raise self._unknown(name, list(several))
+        return kinds[0], named
+
+    def _unknown(self, name: str, several: list[str]) -> SightFileError:
+        module = self.about.get("module")
+        where = f"import {module}" if isinstance(module, str) and module.isprintable() else "import its module"
+        ours = ", ".join(sorted(k for k, kinds in self.family.known.items() if any(map(is_ours, kinds.values()))))
+        return SightFileError(
+            f"the file holds a {self._what} of a class that is not known here",
+            expected=f"{ours}, or a class of yours that was imported before",
+            got=f"{short(self.field)}.is: {short(name)}" + (f": {', '.join(several)}" if several else ""),
+            hint=f"{short(where)}, where class {short(name)} is defined, and load the file again",
+        )
+
+    def value(self, name: str) -> Any:
+        return self.about[name]
+
+    def whole(self, name: str, low: int, high: int) -> int:
+        return whole(f"{self.field}.{name}", self.about[name], low, high)
+
+    def one_of(self, name: str, known: Sequence[str]) -> str:
+        return one_of(f"{self.field}.{name}", self.about[name], known)
+
+    def tensor(self, name: str, dtypes: Sequence[torch.dtype]) -> Tensor:
+        return self._tensor(f"{self.field}.{name}", self.about[name], dtypes)
+
+    def _tensor(self, field: str, said: Any, dtypes: Sequence[torch.dtype]) -> Tensor:
+        if not isinstance(said, str):
+            raise ValueError(f"{field}: {short(said)} instead of the name of a tensor")
+        return self.file.take(said, None, dtypes)
+
+    def part(self, name: str) -> Any:
+        return self._part(f"{self.field}.{name}", self.about[name], self.depth + 1)
+
+    def _part(self, field: str, about: Any, depth: int) -> Any:
+        return _Reading(field, about, self.family, self.heads, self.file, depth).read()
+
+    def plain(self, name: str) -> dict[str, Any]:
+        field = f"{self.field}.{name}"
+        fields = record(field, self.about[name])
+        return {key: self._plain(f"{field}.{short(key)}", value, self.depth + 1) for key, value in fields.items()}
+
+    def _plain(self, field: str, said: Any, depth: int) -> Any:
+        """What `portable.written` wrote of an attribute."""
+        if depth > DEEPEST:
+            raise ValueError(f"{self.field}: more than {DEEPEST} deep")
+        if not isinstance(said, dict):
+            if isinstance(said, list):
+                raise ValueError(f"{field}: {short(said)} instead of an object that says what it is")
+            return said
+        kind, value = next(iter(said.items())) if len(said) == 1 else ("", None)
+        match kind:
+            case "tensor":
+                return self._tensor(field, value, tuple(DTYPES.values()))
+            case "part":
+                return self._part(field, value, depth)
+            case "float":
+                return float(one_of(field, value, ("nan", "inf", "-inf")))
+            case "list" | "tuple":
+                found = [self._plain(field, x, depth + 1) for x in items(field, value)]
+                return found if kind == "list" else tuple(found)
+            case "dict":
+                pairs = [items(field, pair, 2) for pair in items(field, value)]
+                made = {self._plain(field, k, depth + 1): self._plain(field, v, depth + 1) for k, v in pairs}
+                if len(made) < len(pairs):
+                    raise ValueError(f"{field}: a key twice")
+                return made
+        raise ValueError(f"{field}: {short(said)} instead of one of tensor, part, float, list, tuple, dict")
 
 
-_Read = Callable[[dict[str, Any], Callable, Callable, str], "Mask"]
-
-
-def _band(fields: dict[str, Any], inner: Callable, tensor: Callable, field: str) -> Mask:
-    sides = [
-        None if fields[side] is None else whole(f"{field}.{side}", fields[side], -sys.maxsize, sys.maxsize)
-        for side in ("left", "right")
-    ]
-    return masks.Band(sides[0], sides[1], one_of(f"{field}.align", fields["align"], ("end", "start")))
-
-
-def _documents(fields: dict[str, Any], inner: Callable, tensor: Callable, field: str) -> Mask:
-    return masks.documents(tensor("ids", WHOLE), None if fields["key_ids"] is None else tensor("key_ids", WHOLE))
-
-
-_READ: dict[str, tuple[tuple[str, ...], _Read]] = {
-    "band": (("left", "right", "align"), _band),
-    "prefix": (("n",), lambda f, inner, tensor, field: masks.prefix(whole(f"{field}.n", f["n"], 0, sys.maxsize))),
-    "documents": (("ids", "key_ids"), _documents),
-    "padding": (("of",), lambda f, inner, tensor, field: masks.padding(tensor("of", (*WHOLE, torch.bool)))),
-    "dense": (("table",), lambda f, inner, tensor, field: masks.dense(tensor("table", (torch.bool,)))),
-    "&": (("left", "right"), lambda f, inner, tensor, field: inner("left") & inner("right")),
-    "|": (("left", "right"), lambda f, inner, tensor, field: inner("left") | inner("right")),
-    "~": (("of",), lambda f, inner, tensor, field: ~inner("of")),
-}
+def _checked(field: str, about: Any, sizes: Sizes, file: TensorFile, family: Any, *device: torch.device) -> Any:
+    """A mask or bias that fits the map; whatever a class of somebody's own makes of a damaged file is a ValueError."""
+    try:
+        found = _Reading(field, about, family, sizes.heads, file).read()
+        found.check(sizes.batch, sizes.heads, sizes.queries, sizes.keys, *device)
+    except (AttributeError, LookupError, RuntimeError, ArithmeticError, AssertionError) as error:
+        raise ValueError(f"{field}: {type(error).__name__}: {short(str(error))}") from error
+    return found

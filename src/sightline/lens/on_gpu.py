@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 
 from sightline.lens.pictures import means_of
-from sightline.masks import Band, Dense, Padding, Prefix
-from sightline.masks.base import And
-from sightline.positions import Alibi
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -41,7 +38,7 @@ def can(call: Call) -> bool:
     return (
         for_kernels(call)
         and call.normalizer.is_softmax
-        and (call.bias is None or isinstance(call.bias, Tensor | Alibi))
+        and (call.bias is None or isinstance(call.bias, Tensor) or call.bias.slopes is not None)
         # The kernels add a table to the product before it is scaled.
         and (not isinstance(call.bias, Tensor) or (call.softcap is None and call.scale != 0))
     )
@@ -81,13 +78,8 @@ def _has_triton() -> bool:
 
 def split(mask: Mask | None) -> tuple[list[Mask], list[Mask]]:
     """The parts of a conjunction: rules, and tables of booleans."""
-    if mask is None:
-        return [], []
-    if isinstance(mask, And):
-        (rules, tables), (more_rules, more_tables) = split(mask.left), split(mask.right)
-        return rules + more_rules, tables + more_tables
-    is_table = isinstance(mask, Dense) or (isinstance(mask, Padding) and mask.real is not None)
-    return ([], [mask]) if is_table else ([mask], [])
+    every = [] if mask is None else mask.conjuncts()
+    return [rule for rule in every if not rule.is_table], [rule for rule in every if rule.is_table]
 
 
 def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
@@ -192,11 +184,12 @@ def _options(call: Call) -> dict[str, Any] | None:
     masked = _masks(call)
     if masked is None:
         return None
+    slopes = None if call.bias is None or isinstance(call.bias, Tensor) else call.bias.slopes
     return {
         **masked,
         "scale": call.scale,
         "softcap": call.softcap,
-        "slopes": call.bias.slopes.to(call.device, torch.float32) if isinstance(call.bias, Alibi) else None,
+        "slopes": None if slopes is None else slopes.to(call.device, torch.float32),
         "bias": _four_axes(call.bias, call) if isinstance(call.bias, Tensor) else None,
     }
 
@@ -301,7 +294,7 @@ def _masks(call: Call) -> dict[str, Any] | None:
         return {"intervals": None, "starts": False, "table": None}
     if _is_positional(mask):
         both = _intervals(mask, s.queries, s.keys, device)
-        return {"intervals": both, "starts": not from_the_first(mask), "table": None}
+        return None if both is None else {"intervals": both, "starts": not mask.sees_first_key, "table": None}
     rules, tables = split(mask)
     intervals: tuple[Tensor, Tensor] | None = None
     for rule in rules:
@@ -318,24 +311,20 @@ def _masks(call: Call) -> dict[str, Any] | None:
     if tables:
         table = _four_axes(tables[0].tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, device), call)
     every = None if intervals is None else tuple(_per_batch(x, call) for x in intervals)
-    return {"intervals": every, "starts": not all(from_the_first(rule) for rule in rules), "table": table}
+    return {"intervals": every, "starts": not all(rule.sees_first_key for rule in rules), "table": table}
 
 
 def _is_positional(mask: Mask | None) -> bool:
     """Whether a mask is a plain value: what follows from it is the same for every layer, and is kept."""
-    return mask is None or isinstance(mask, Band | Prefix)
-
-
-def from_the_first(mask: Mask) -> bool:
-    """Whether every row that sees anything sees key 0."""
-    return isinstance(mask, Prefix) or (isinstance(mask, Band) and mask.left is None)
+    return mask is None or mask.is_positional
 
 
 @functools.lru_cache(maxsize=32)
-def _intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """The intervals of a positional mask, `[1, queries]`."""
     both = mask.intervals(queries, keys, device)
-    assert both is not None
+    if both is None:
+        return None
     first, stop = (x.to(torch.int32).reshape(1, queries).contiguous() for x in both)
     return first, stop
 

@@ -20,10 +20,13 @@ from sightline.lens.copies import alone
 from sightline.lens.levels import Levels
 from sightline.lens.limits import require
 from sightline.lens.requests import Picture, Request, Top, parse
+from sightline.lens.select import check_selection, select, select_kept
 from sightline.lens.unchanged import Unchanged
 from sightline.lens.walk import see
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Float, Int
 
     from sightline.attention.call import Call
@@ -232,6 +235,27 @@ class Sight:
         rows, columns = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
         request = Picture(*size, rows=rows, columns=columns, cell=cell, reduce=reduce, visible_only=visible_only)
         return self._shaped(self._get(self._resolved(request)))
+
+    def select(self, batch: int | None = None, heads: Sequence[int] | None = None) -> Sight:
+        """The sight of one member of the batch, without batch axes, and of some heads, with whatever was computed.
+
+        Members are counted through all axes of the batch. None means all of them.
+
+        >>> import sightline as sl
+        >>> sight = sl.look(torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), mask=sl.causal())
+        >>> one = sight.select(batch=1, heads=[3])
+        >>> one.shape, torch.equal(one.tile(slice(0, 5), slice(0, 7))[0], sight.tile(slice(0, 5), slice(0, 7))[1, 3])
+        ((1, 5, 7), True)
+        """
+        s = self._call.sizes
+        member, chosen = check_selection(batch, heads, s.batch, s.heads)
+        kept = select_kept(self._kept, len(s.batch), member, chosen)
+        return self._like(*select(self._call, self._row, member, chosen), kept)
+
+    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> Sight:
+        sight = Sight(call, row)
+        sight._kept, sight._lacks = kept, self._lacks
+        return sight
 
     def prepare(self, *stats: Request) -> Sight:
         """Compute several statistics in one pass, to be asked for later.

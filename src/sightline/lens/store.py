@@ -9,7 +9,6 @@ not hold, and keeps a few of those files as test data: every version reads what 
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +18,12 @@ from torch import Tensor
 
 from sightline import normalizers
 from sightline.attention.call import Call, check_bias, check_number, check_sinks, check_softcap
-from sightline.errors import InputTypeError, SightFileError
+from sightline.errors import SightFileError
 from sightline.files import write_whole
 from sightline.lens.described import (
     LARGEST,
+    bias_from_json,
+    bias_to_json,
     flag,
     items,
     mask_from_json,
@@ -36,11 +37,10 @@ from sightline.lens.described import (
 from sightline.lens.levels import without_sink
 from sightline.lens.requests import Top
 from sightline.lens.tensor_file import FLOATS, TensorFile, short, write_tensors
-from sightline.masks import Mask
-from sightline.positions import Alibi
 from sightline.shapes import Sizes
 
 if TYPE_CHECKING:
+    from sightline.biases import Bias
     from sightline.lens.sight import Sight
 
 FORMAT = 2
@@ -66,13 +66,6 @@ class Loaded(NamedTuple):
 def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
     """Write a sight: to a temporary file beside the target first, so that the target is never half-written."""
     call = sight._call
-    if call.bias is not None and not isinstance(call.bias, Tensor) and not _is_whole_alibi(call.bias):
-        raise InputTypeError(
-            "this bias cannot be saved",
-            expected="a tensor or sl.alibi(heads)",
-            got=type(call.bias).__name__,
-            hint="bias.to_dense(queries, keys) for a small one",
-        )
     tensors: dict[str, Tensor] = {"row": sight._row}
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -82,7 +75,7 @@ def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
         "softcap": call.softcap,
         "normalizer": call.normalizer.name,
         "mask": None if call.mask is None else mask_to_json(call.mask, tensors),
-        "bias": {"alibi": call.bias.heads} if isinstance(call.bias, Alibi) else None,
+        "bias": None if call.bias is None or isinstance(call.bias, Tensor) else bias_to_json(call.bias, tensors),
         "kept": [],
     }
     if keep_qk and call.q is not None:
@@ -96,11 +89,6 @@ def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
         for j, part in enumerate(value if isinstance(value, tuple) else (value,)):
             tensors[f"kept.{i}.{j}"] = part
     write_whole(path, lambda temporary: write_tensors(temporary, tensors, _KEY, about), durable)
-
-
-def _is_whole_alibi(bias: object) -> bool:
-    """Whether a bias is said by its number of heads; that of some heads of a larger model is not."""
-    return isinstance(bias, Alibi) and torch.equal(bias.slopes, Alibi(bias.heads).slopes)
 
 
 def load(path: Path, device: torch.device) -> Loaded:
@@ -209,12 +197,11 @@ def _qk(file: TensorFile, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor | No
     return q, k
 
 
-def _bias(said: Any, file: TensorFile, sizes: Sizes) -> Tensor | Alibi | None:
+def _bias(said: Any, file: TensorFile, sizes: Sizes) -> Bias | Tensor | None:
     if said is not None:
-        heads = whole("bias.alibi", record("bias", said, ("alibi",))["alibi"], 1)
-        if heads != sizes.heads or "bias" in file.names:
-            raise ValueError(f"bias.alibi: {heads} heads for {sizes.heads}, or a bias beside it")
-        return Alibi(heads)
+        if "bias" in file.names:
+            raise ValueError("bias: one that is described, and a tensor beside it")
+        return bias_from_json("bias", said, sizes, file)
     if "bias" not in file.names:
         return None
     bias = file.take("bias", None, FLOATS)
@@ -248,24 +235,12 @@ def _float(field: str, value: Any) -> Any:
 def _moved(found: Loaded, device: torch.device) -> Loaded:
     """The same on another device."""
     call = found.call
-    named = {name: getattr(call, name) for name in ("q", "k", "bias", "sinks")}
-    changes: dict[str, Any] = {name: t.to(device) for name, t in named.items() if isinstance(t, Tensor)}
+    named = {name: getattr(call, name) for name in ("q", "k", "mask", "bias", "sinks")}
+    changes: dict[str, Any] = {name: x.to(device) for name, x in named.items() if x is not None}
     if "k" in changes:
         changes["v"] = changes["k"]
-    if call.mask is not None:
-        changes["mask"] = _mask_on(call.mask, device)
     kept = {
         request: tuple(t.to(device) for t in value) if isinstance(value, tuple) else value.to(device)
         for request, value in found.kept.items()
     }
     return found._replace(call=call.replace(**changes), row=found.row.to(device), kept=kept)
-
-
-def _mask_on(mask: Mask, device: torch.device) -> Mask:
-    moved = copy.copy(mask)
-    for name, value in list(vars(moved).items()):
-        if isinstance(value, Tensor):
-            setattr(moved, name, value.to(device))
-        elif isinstance(value, Mask):
-            setattr(moved, name, _mask_on(value, device))
-    return moved

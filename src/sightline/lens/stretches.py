@@ -12,9 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.masks import Mask, Padding
-from sightline.masks.base import And
-
 if TYPE_CHECKING:
     from sightline.attention.call import Call
 
@@ -36,27 +33,21 @@ def stretches(call: Call) -> Stretches | None:
     """The stretches of a call's rows, or None if a row may see more than one."""
     s, device = call.sizes, torch.device("cpu")
     found = Stretches(np.zeros((1, s.queries), np.int64), np.full((1, s.queries), s.keys, np.int64), None)
-    for rule in _rules(call.mask):
-        if isinstance(rule, Padding) and rule.real is not None:
-            part = _of_padding(rule.real, call)
-        else:
-            both = rule.intervals(s.queries, s.keys, device)
-            if both is None:
-                return None
+    for rule in [] if call.mask is None else call.mask.conjuncts():
+        both = rule.intervals(s.queries, s.keys, device)
+        if both is not None:
             first, stop = (_per_batch(x, call).numpy() for x in both)
             part = Stretches(first, stop, None)
+        else:
+            real = rule.key_row(s.keys, device)
+            if real is None:
+                return None
+            part = _of_padding(real, call)
         holes = part.holes if found.holes is None else found.holes
         if part.holes is not None and found.holes is not None:
             holes = found.holes | part.holes
         found = Stretches(np.maximum(found.first, part.first), np.minimum(found.stop, part.stop), holes)
     return found
-
-
-def _rules(mask: Mask | None) -> list[Mask]:
-    """The parts of a conjunction."""
-    if mask is None:
-        return []
-    return _rules(mask.left) + _rules(mask.right) if isinstance(mask, And) else [mask]
 
 
 def _of_padding(real: Tensor, call: Call) -> Stretches:

@@ -80,7 +80,7 @@ def passed(call: Call, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> bool
 
 def _kind(call: Call, job: Any) -> Kind:
     rules, tables = on_gpu.split(call.mask)
-    whole = all(on_gpu.from_the_first(rule) for rule in rules)
+    whole = all(rule.sees_first_key for rule in rules)
     mask = (*(["rule" if whole else "stretch"] if rules else []), *(["table"] if tables else []))
     return Kind(
         call.device,

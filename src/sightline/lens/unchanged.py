@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.masks import Mask
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
+    from sightline.portable import Portable
 
 
 class Unchanged:
     """The counts of a call's tensors as they are now, to be compared with later."""
 
     def __init__(self, call: Call, row: Tensor) -> None:
-        tensors = [("q", call.q), ("k", call.k), ("bias", call.bias), ("sinks", call.sinks), ("the lse", row)]
+        tensors = [("q", call.q), ("k", call.k), ("sinks", call.sinks), ("the lse", row)]
+        tensors += [("bias", part) for part in tensors_of(call.bias)]
         tensors += [("the mask", part) for part in tensors_of(call.mask)]
         self._then = [(name, x, count(x)) for name, x in tensors if isinstance(x, Tensor)]
 
@@ -48,24 +49,21 @@ def count(tensor: Tensor) -> int | None:
 def that_counts(call: Call) -> Call:
     """The same call, with copies of those tensors that do not count their changes."""
     changes: dict[str, object] = {}
-    for name in ("q", "k", "bias", "sinks"):
+    for name in ("q", "k", "sinks"):
         tensor = getattr(call, name)
         if isinstance(tensor, Tensor) and tensor.is_inference():
             changes[name] = tensor.clone()
     if "k" in changes:
         changes["v"] = changes["k"]
-    if any(tensor.is_inference() for tensor in tensors_of(call.mask)):
-        changes["mask"] = copy.deepcopy(call.mask)
+    for name in ("mask", "bias"):
+        if any(tensor.is_inference() for tensor in tensors_of(getattr(call, name))):
+            changes[name] = copy.deepcopy(getattr(call, name))
     return call.replace(**changes) if changes else call
 
 
-def tensors_of(thing: object) -> Iterator[Tensor]:
-    """The tensors that a mask is made of, its parts' included."""
+def tensors_of(thing: Tensor | Portable | None) -> Iterator[Tensor]:
+    """The tensors that a mask or bias is made of, its parts' included."""
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, Mask):
-        for part in vars(thing).values():
-            yield from tensors_of(part)
-    elif isinstance(thing, list | tuple):
-        for part in thing:
-            yield from tensors_of(part)
+    elif thing is not None:
+        yield from thing.tensors()

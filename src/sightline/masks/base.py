@@ -1,38 +1,31 @@
-"""What a mask is: a rule that says which query may attend to which key, never a queries x keys table.
+"""What a mask is: a rule that says which query may attend to which key, and the masks that are made of others.
 
-A mask answers two questions about any rectangle of the map: of what kind it is (empty, full or mixed), so
-that whole tiles are skipped or taken without looking, and, for a mixed one, which of its cells are visible.
-True always means "may attend". Positions are aligned at the end: query `i` stands at key `i + keys - queries`.
+What it hides is in `rule`; here is how masks are combined, and the same mask for something else: a member of the batch,
+some of the heads, a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from itertools import pairwise
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from sightline.errors import InputTypeError
+from sightline.errors import InputError, InputTypeError
+from sightline.masks.rule import FULL, MaskMod, Rule
+from sightline.portable import Portable, Reading, Writing, check_small, one_batch_axis, one_member, some_heads
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int, Int8
     from torch import Tensor
 
-EMPTY, MIXED, FULL = 0, 1, 2
-KIND_NAMES = ("empty", "mixed", "full")
 
-# Cells of one tile when a mask is counted tile by tile: a quarter of a megabyte of booleans.
-_TILE = 512
-
-MaskMod = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], "Tensor"]
-
-
-class Mask:
+class Mask(Rule):
     """A rule for who may attend to whom. Combine rules with `&`, `|` and `~`.
 
-    To make a new one, give `tile`, `kinds` and `mod`, and `check` if it can be of the wrong size.
+    To make a new one, give `tile`. With `kinds` it is fast, with `mod` FlexAttention can compile it, and `check` says
+    in its own words what it fits; everything else follows from what it is made of.
 
     >>> import sightline as sl
     >>> (sl.causal() & ~sl.window(0)).to_dense(3, 3).int()
@@ -41,91 +34,42 @@ class Mask:
             [1, 1, 0]], dtype=torch.int32)
     """
 
-    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "*any"]:
-        """The visible cells of a rectangle, broadcastable to `[*batch, heads, rows, columns]`."""
-        raise NotImplementedError
+    saved_as: ClassVar[str | None] = None
+    known: ClassVar[dict[str, dict[str, type[Portable]]]] = {}
 
-    def kinds(
-        self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int
-    ) -> Int8[np.ndarray, "row_tiles column_tiles"]:
-        """EMPTY, MIXED or FULL for each tile between the edges, over all of the batch and heads at once.
+    def conjuncts(self) -> list[Mask]:
+        """The masks that must all allow a cell: those on either side of an `&`, else this one alone."""
+        return [self]
 
-        MIXED is always a safe answer; EMPTY and FULL must be true of every cell.
-        """
-        raise NotImplementedError
-
-    def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
-        """The rule for single cells, `mod(b, h, i, j)` with a flattened batch: what FlexAttention takes."""
-        raise NotImplementedError
-
-    def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """The first visible key of each query and the end, `[*batch, queries]`, if every row is one stretch of keys.
-
-        Both must never fall from row to row. None if that is not so, or not known. It is what a GPU kernel needs
-        to visit only what is visible.
-        """
-        return None
-
-    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
-        """Raise if the mask does not fit a call of these sizes."""
-
-    def state(self) -> Hashable | None:
-        """A value that changes when the mask does, for keeping what was made from it; None if that cannot be told.
-
-        It holds for as long as the mask lives. Tensors are known by their identity and the count of their changes.
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Mask:
+        """The mask of one member of the batch, without batch axes, and of some of the heads; None: of all.
 
         >>> import sightline as sl
-        >>> sl.window(4).state() == sl.window(4).state(), sl.window(4).state() == sl.window(5).state()
-        (True, False)
+        >>> sl.padding([1, 3]).select(member=(1,)).to_dense(1, 4).int()[0]
+        tensor([[1, 1, 1, 0]], dtype=torch.int32)
         """
-        return None
+        if self.is_positional:
+            return self
+        return Selected(self, member, None if heads is None else tuple(heads))
 
-    def kind(self, rows: slice, columns: slice, queries: int, keys: int) -> str:
-        """Whether a rectangle is `"empty"`, `"full"` or `"mixed"`.
+    def flattened(self, batch: tuple[int, ...]) -> Mask:
+        """The same mask for one batch axis instead of none or several."""
+        return self if self.is_positional or len(batch) < 2 else Flattened(self, batch)
 
-        >>> import sightline as sl
-        >>> sl.causal().kind(slice(0, 4), slice(4, 8), queries=8, keys=8)
-        'empty'
-        """
-        band, span = (np.array(s.indices(n)[:2]) for s, n in ((rows, queries), (columns, keys)))
-        return KIND_NAMES[int(self.kinds(band, span, queries, keys)[0, 0])]
+    @property
+    def is_large(self) -> bool:
+        """Whether what a file holds of it grows with queries x keys, as a table does."""
+        return not self.is_plain or any(part.is_large for part in self.parts())
 
-    def to_dense(
-        self, queries: int, keys: int, device: torch.device | str = "cpu"
-    ) -> Bool[Tensor, "*any queries keys"]:
-        """Write the mask out as a queries x keys table (quadratic: for small sizes and for looking at).
-
-        >>> import sightline as sl
-        >>> sl.window(1).to_dense(2, 3).int()
-        tensor([[1, 1, 0],
-                [0, 1, 1]], dtype=torch.int32)
-        """
-        table = self.tile(slice(0, queries), slice(0, keys), queries, keys, torch.device(device))
-        return table.expand(*table.shape[:-2], queries, keys)
-
-    def visible(self, queries: int, keys: int, device: torch.device) -> Int[Tensor, "*any queries"]:
-        """How many keys each query may attend to, broadcastable to `[*batch, heads, queries]`."""
-        row_edges, column_edges = edges(queries, _TILE), edges(keys, _TILE)
-        kinds = self.kinds(row_edges, column_edges, queries, keys)
-        parts = []
-        for i, rows in enumerate(spans(row_edges)):
-            height = rows.stop - rows.start
-            count = torch.zeros(height, dtype=torch.int64, device=device)
-            for j, columns in enumerate(spans(column_edges)):
-                if kinds[i, j] == FULL:
-                    count = count + (columns.stop - columns.start)
-                elif kinds[i, j] == MIXED:
-                    cells = self.tile(rows, columns, queries, keys, device)
-                    count = count + cells.expand(*cells.shape[:-2], height, columns.stop - columns.start).sum(-1)
-            parts.append(count)
-        if not parts:
-            return torch.zeros(0, dtype=torch.int64, device=device)
-        leading = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
-        return torch.cat([part.expand(*leading, part.shape[-1]) for part in parts], -1)
-
-    def __getstate__(self) -> dict[str, object]:
-        """What `copy` and `pickle` take along: not what was made from tensors whose changes are counted anew."""
-        return {name: None if name == "_kept" else value for name, value in self.__dict__.items()}
+    def writable(self, queries: int, keys: int) -> Mask:
+        """The mask as a file can hold it: functions are written out if they are small, and are refused if not."""
+        if self.is_plain:
+            return self
+        if self.unsaved() is None:
+            return self.rebuilt(lambda x: x.writable(queries, keys) if isinstance(x, Mask) else x)
+        if queries and keys:
+            check_small("mask", self.tile(slice(0, 1), slice(0, 1), queries, keys, torch.device("cpu")), queries, keys)
+        return as_mask(self.to_dense(queries, keys).contiguous())
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, as_mask(other))
@@ -137,21 +81,51 @@ class Mask:
         return Not(self)
 
 
-class _Pair(Mask):
+class _Made(Mask):
+    """A mask made of others: what is true of it follows from them."""
+
+    saved_as: ClassVar[str | None] = None
+
+    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
+        for part in self.parts():
+            part.check(batch, heads, queries, keys, device)
+
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Mask:
+        made: Mask = self.rebuilt(lambda part: part.select(member, heads))
+        return made
+
+    def flattened(self, batch: tuple[int, ...]) -> Mask:
+        made: Mask = self.rebuilt(lambda part: part.flattened(batch))
+        return made
+
+
+class _Pair(_Made):
     """Two masks and an operator between them."""
 
+    saved_as: ClassVar[str | None] = None
+    saved_fields = ("left", "right")
     sign: str
 
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
 
-    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
-        self.left.check(batch, heads, queries, keys, device)
-        self.right.check(batch, heads, queries, keys, device)
-
     def state(self) -> Hashable | None:
         both = self.left.state(), self.right.state()
         return None if None in both else (self.sign, *both)
+
+    def rebuilt(self, change: Callable[[Any], Any]) -> Any:
+        left, right = change(self.left), change(self.right)
+        if left is self.left and right is self.right:
+            return self
+        return left & right if self.sign == "&" else left | right
+
+    def to_file(self, file: Writing) -> Any:
+        return {"left": file.part(self.left), "right": file.part(self.right)}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        left, right = file.part("left"), file.part("right")
+        return left & right if cls.sign == "&" else left | right
 
     def __repr__(self) -> str:
         return f"({self.left} {self.sign} {self.right})"
@@ -160,7 +134,15 @@ class _Pair(Mask):
 class And(_Pair):
     """Visible where both masks allow it."""
 
+    saved_as: ClassVar[str | None] = "&"
     sign = "&"
+
+    def conjuncts(self) -> list[Mask]:
+        return [*self.left.conjuncts(), *self.right.conjuncts()]
+
+    @property
+    def sees_first_key(self) -> bool:
+        return self.left.sees_first_key and self.right.sees_first_key
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
         return self.left.tile(rows, columns, queries, keys, device) & self.right.tile(
@@ -187,6 +169,7 @@ class And(_Pair):
 class Or(_Pair):
     """Visible where either mask allows it."""
 
+    saved_as: ClassVar[str | None] = "|"
     sign = "|"
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
@@ -205,8 +188,11 @@ class Or(_Pair):
         return lambda b, h, i, j: left(b, h, i, j) | right(b, h, i, j)
 
 
-class Not(Mask):
+class Not(_Made):
     """Visible where the other mask forbids it."""
+
+    saved_as = "~"
+    saved_fields = ("of",)
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
@@ -221,8 +207,20 @@ class Not(Mask):
         inner = self.mask.mod(batch, queries, keys, device)
         return lambda b, h, i, j: ~inner(b, h, i, j)
 
-    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
-        self.mask.check(batch, heads, queries, keys, device)
+    @property
+    def follows_order(self) -> bool:
+        return self.mask.follows_order
+
+    def rebuilt(self, change: Callable[[Any], Any]) -> Any:
+        mask = change(self.mask)
+        return self if mask is self.mask else ~mask
+
+    def to_file(self, file: Writing) -> Any:
+        return {"of": file.part(self.mask)}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        return ~file.part("of")
 
     def state(self) -> Hashable | None:
         inner = self.mask.state()
@@ -232,58 +230,72 @@ class Not(Mask):
         return f"~{self.mask}"
 
 
-def edges(length: int, tile: int) -> np.ndarray:
-    """Where tiles of a length begin, and the end: `edges(5, 2)` is 0, 2, 4, 5.
+class Selected(Mask):
+    """What one member of the batch, or some of the heads, see of a mask."""
 
-    >>> edges(5, 2)
-    array([0, 2, 4, 5])
-    """
-    return np.append(np.arange(0, length, tile), length) if length else np.zeros(1, dtype=np.int64)
+    saved_as = "selected"
 
+    def __init__(self, mask: Mask, member: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> None:
+        self.mask, self.member, self.heads = mask, member, heads
 
-def spans(edges: np.ndarray) -> list[slice]:
-    """The slices between edges.
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
+        cells = self.mask.tile(rows, columns, queries, keys, device)
+        return one_member(some_heads(cells, self.heads, 2), self.member, 3)
 
-    >>> import numpy as np
-    >>> spans(np.array([0, 2, 4, 5]))
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    stops = edges.tolist()
-    return [slice(a, b) for a, b in pairwise(stops)]
+    def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
+        return self.mask.kinds(row_edges, column_edges, queries, keys)
 
+    def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        found = self.mask.intervals(queries, keys, device)
+        return None if found is None else (one_member(found[0], self.member, 1), one_member(found[1], self.member, 1))
 
-def state_of(name: str, *tensors: Tensor | None) -> Hashable | None:
-    """The state of a mask that is made of tensors; None if one of them does not count its changes."""
-    given = [t for t in tensors if t is not None]
-    if not all(counted(t) for t in given):
-        return None
-    return (name, *((id(t), t._version) for t in given))
+    def key_row(self, keys: int, device: torch.device) -> Tensor | None:
+        row = self.mask.key_row(keys, device)
+        return None if row is None else one_member(row, self.member, 1)
 
+    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
+        self.check_tiles(batch, heads, queries, keys, device)  # what it was selected from fits another call
 
-def counted(tensor: Tensor) -> bool:
-    """Whether torch counts the changes of a tensor: not in inference mode, nor where numpy has the same memory."""
-    return not tensor.is_inference() and not _shared(tensor)
+    def __repr__(self) -> str:
+        return repr(self.mask)
 
 
-def own(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy if numpy has the same memory and may change it unnoticed."""
-    return tensor.clone() if _shared(tensor) else tensor
+class Flattened(Mask):
+    """A mask whose several batch axes have become one."""
 
+    saved_as = "flattened"
 
-def _shared(tensor: Tensor) -> bool:
-    # Memory that torch did not take itself, or has handed to numpy, it may not resize.
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return not tensor.untyped_storage().resizable()
+    def __init__(self, mask: Mask, batch: tuple[int, ...]) -> None:
+        self.mask, self.batch = mask, batch
 
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
+        return one_batch_axis(self.mask.tile(rows, columns, queries, keys, device), self.batch, 3)
 
-def may_keep() -> bool:
-    """Whether tensors made now can be kept for later: not those of a graph, a transformation or a dispatch mode."""
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-    )
+    def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
+        return self.mask.kinds(row_edges, column_edges, queries, keys)
+
+    def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
+        return self.mask.mod(self.batch, queries, keys, device)
+
+    def intervals(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        found = self.mask.intervals(queries, keys, device)
+        if found is None:
+            return None
+        return one_batch_axis(found[0], self.batch, 1), one_batch_axis(found[1], self.batch, 1)
+
+    def key_row(self, keys: int, device: torch.device) -> Tensor | None:
+        row = self.mask.key_row(keys, device)
+        return None if row is None else one_batch_axis(row, self.batch, 1)
+
+    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
+        if math.prod(self.batch) != math.prod(batch):
+            raise InputError(
+                "the mask was made for another batch", expected=self.batch, got=batch, hint="the mask of this call"
+            )
+        self.mask.check(self.batch, heads, queries, keys, device)
+
+    def __repr__(self) -> str:
+        return repr(self.mask)
 
 
 def as_mask(mask: object) -> Mask:

@@ -12,22 +12,33 @@ documents([0, 0, 1, 1])     padding([3]) over 5 keys
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from sightline.errors import InputError, InputTypeError
-from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod, counted, may_keep, own, state_of
+from sightline.masks.base import Mask
+from sightline.masks.blocks import block_sums, lowest_highest, none_all, over_batch
+from sightline.masks.changes import counted, may_keep, own, state_of
+from sightline.masks.rule import EMPTY, FULL, MIXED, MaskMod
+from sightline.portable import Reading, Writing, broadcasts, one_batch_axis, one_member, some_heads
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
+# The dtypes of whole numbers, in a file.
+_WHOLE = tuple(getattr(torch, f"{sign}int{bits}") for bits in (64, 32, 16, 8) for sign in ("", "u"))
+
 
 class Documents(Mask):
     """Query and key must lie in the same document."""
+
+    saved_as = "documents"
+    saved_fields = ("ids", "key_ids")
+    follows_order = False
 
     def __init__(self, ids: Tensor, key_ids: Tensor | None) -> None:
         self.ids, self.key_ids = ids, key_ids
@@ -49,11 +60,11 @@ class Documents(Mask):
         ids, key_ids = (
             t.expand(*batch, t.shape[-1]).reshape(batch.numel(), t.shape[-1]).numpy(force=True) for t in both
         )
-        row_low, row_high = _lowest_highest(ids, row_edges)
-        low, high = _lowest_highest(key_ids, column_edges)
+        row_low, row_high = lowest_highest(ids, row_edges)
+        low, high = lowest_highest(key_ids, column_edges)
         apart = (row_high[:, :, None] < low[:, None]) | (row_low[:, :, None] > high[:, None])
         same = (row_low == row_high)[:, :, None] & (low == high)[:, None] & (row_low[:, :, None] == low[:, None])
-        return _over_batch(apart, same)
+        return over_batch(apart, same)
 
     def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
         ids, key_ids = (t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1]) for t in self._both(queries, device))
@@ -72,7 +83,7 @@ class Documents(Mask):
         fits = key_ids.shape[-1] == keys and (
             queries <= keys if self.key_ids is None else self.ids.shape[-1] == queries
         )
-        if not fits or not all(_broadcasts(ids.shape[:-1], batch) for ids in (self.ids, key_ids)):
+        if not fits or not all(broadcasts(ids.shape[:-1], batch) for ids in (self.ids, key_ids)):
             raise InputError(
                 "the documents do not fit the call",
                 expected=f"ids for {queries} queries and {keys} keys, of batch {batch} or broadcastable to it",
@@ -80,8 +91,22 @@ class Documents(Mask):
                 hint="documents(ids) for self-attention, documents(ids, key_ids) for two sequences",
             )
 
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Documents:
+        return self.rebuilt(lambda ids: one_member(ids, member, 1))
+
+    def flattened(self, batch: tuple[int, ...]) -> Documents:
+        return self.rebuilt(lambda ids: one_batch_axis(ids, batch, 1))
+
     def state(self) -> Hashable | None:
         return state_of("documents", self.ids, self.key_ids)
+
+    def to_file(self, file: Writing) -> dict[str, Any]:
+        return {"ids": file.tensor(self.ids), "key_ids": None if self.key_ids is None else file.tensor(self.key_ids)}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        key_ids = None if file.value("key_ids") is None else file.tensor("key_ids", _WHOLE)
+        return documents(file.tensor("ids", _WHOLE), key_ids)
 
     def __repr__(self) -> str:
         return f"documents({_shape(self.ids)}" + (")" if self.key_ids is None else f", {_shape(self.key_ids)})")
@@ -89,6 +114,10 @@ class Documents(Mask):
 
 class Padding(Mask):
     """Some keys are not real. Held as booleans `[*batch, keys]`, or as lengths `[*batch]`."""
+
+    saved_as = "padding"
+    saved_fields = ("of",)
+    follows_order = False
 
     def __init__(self, lengths: Tensor | None, real: Tensor | None, longest: int | None = None) -> None:
         self.lengths, self.real, self.longest = lengths, real, longest
@@ -122,7 +151,7 @@ class Padding(Mask):
     def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
         real = self._columns(slice(0, keys), "cpu")
         flat = real.reshape(real.shape[:-1].numel(), keys).numpy(force=True)
-        row = _over_batch(*_none_all(flat, column_edges))
+        row = over_batch(*none_all(flat, column_edges))
         return np.broadcast_to(row, (len(row_edges) - 1, len(row))).copy()
 
     def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
@@ -137,7 +166,7 @@ class Padding(Mask):
 
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         if self.real is not None:
-            if self.real.shape[-1] != keys or not _broadcasts(self.real.shape[:-1], batch):
+            if self.real.shape[-1] != keys or not broadcasts(self.real.shape[:-1], batch):
                 raise InputError(
                     "the padding does not fit the call",
                     expected=f"booleans of batch {batch} and {keys} keys, True = real",
@@ -146,7 +175,7 @@ class Padding(Mask):
                 )
             return
         assert self.lengths is not None
-        if not _broadcasts(self.lengths.shape, batch):
+        if not broadcasts(self.lengths.shape, batch):
             raise InputError(
                 "the padding does not fit the call",
                 expected=f"one length for each sequence of batch {batch}",
@@ -161,8 +190,30 @@ class Padding(Mask):
                 hint="lengths count the real keys of each sequence",
             )
 
+    def key_row(self, keys: int, device: torch.device) -> Tensor:
+        return self._columns(slice(0, keys), device)
+
+    @property
+    def is_table(self) -> bool:
+        return self.real is not None
+
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Padding:
+        return self.rebuilt(lambda x: one_member(x, member, int(self.real is not None)))
+
+    def flattened(self, batch: tuple[int, ...]) -> Padding:
+        return self.rebuilt(lambda x: one_batch_axis(x, batch, int(self.real is not None)))
+
     def state(self) -> Hashable | None:
         return state_of("padding", self.lengths, self.real)
+
+    def to_file(self, file: Writing) -> dict[str, Any]:
+        source = self.lengths if self.real is None else self.real
+        assert source is not None
+        return {"of": file.tensor(source)}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        return padding(file.tensor("of", (*_WHOLE, torch.bool)))
 
     def __repr__(self) -> str:
         return f"padding({_shape(self.lengths if self.real is None else self.real)})"
@@ -170,6 +221,12 @@ class Padding(Mask):
 
 class Dense(Mask):
     """Any table of booleans, broadcastable to `[*batch, heads, queries, keys]`."""
+
+    saved_as = "dense"
+    saved_fields = ("table",)
+    follows_order = False
+    is_table = True
+    is_large = True
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
@@ -186,9 +243,9 @@ class Dense(Mask):
         # One cell for the whole batch: seen by any, seen by all.
         some, every = (t.expand(queries, keys).numpy(force=True) for t in (table.any(0), table.all(0)))
         return np.where(
-            _block_sums(some, row_edges, column_edges) == 0,
+            block_sums(some, row_edges, column_edges) == 0,
             EMPTY,
-            np.where(_block_sums(~every, row_edges, column_edges) == 0, FULL, MIXED),
+            np.where(block_sums(~every, row_edges, column_edges) == 0, FULL, MIXED),
         ).astype(np.int8)
 
     def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
@@ -202,7 +259,7 @@ class Dense(Mask):
 
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         target = (*batch, heads, queries, keys)
-        if not _broadcasts(self.table.shape, target):
+        if not broadcasts(self.table.shape, target):
             raise InputError(
                 "the mask does not fit the call",
                 expected=f"a shape that broadcasts to {target} = [*batch, heads, queries, keys]",
@@ -213,6 +270,19 @@ class Dense(Mask):
             raise InputError(
                 "the mask is on another device", expected=device, got=self.table.device, hint="mask.to(q.device)"
             )
+
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Dense:
+        return self.rebuilt(lambda table: one_member(some_heads(table, heads, 2), member, 3))
+
+    def flattened(self, batch: tuple[int, ...]) -> Dense:
+        return self if len(batch) == 1 else self.rebuilt(lambda table: one_batch_axis(table, batch, 3))
+
+    def to_file(self, file: Writing) -> dict[str, Any]:
+        return {"table": file.tensor(self.table)}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        return dense(file.tensor("table", (torch.bool,)))
 
     def __repr__(self) -> str:
         return f"dense({_shape(self.table)})"
@@ -311,40 +381,5 @@ def _readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor) and not torch.compiler.is_compiling()
 
 
-def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
-    if len(shape) > len(target):
-        return False
-    return all(a in (1, b) for a, b in zip(shape, target[len(target) - len(shape) :]))
-
-
 def _shape(tensor: Tensor | None) -> str:
     return f"<{' x '.join(map(str, tensor.shape)) if tensor is not None else ''}>"
-
-
-def _lowest_highest(ids: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and greatest id of each tile, `[batch, tiles]`."""
-    if len(edges) < 2:
-        return ids[:, :0], ids[:, :0]
-    part, starts = ids[:, edges[0] : edges[-1]], edges[:-1] - edges[0]
-    return np.minimum.reduceat(part, starts, axis=1), np.maximum.reduceat(part, starts, axis=1)
-
-
-def _none_all(real: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each tile, whether no key is real and whether all are, `[batch, tiles]`."""
-    total = np.pad(np.cumsum(real, axis=1, dtype=np.int64), ((0, 0), (1, 0)))
-    count = total[:, edges[1:]] - total[:, edges[:-1]]
-    return count == 0, count == np.diff(edges)
-
-
-def _over_batch(empty: np.ndarray, full: np.ndarray) -> np.ndarray:
-    """One kind for all of the batch: empty or full only where all members are."""
-    return np.where(full.all(0), FULL, np.where(empty.all(0), EMPTY, MIXED)).astype(np.int8)
-
-
-def _block_sums(table: np.ndarray, row_edges: np.ndarray, column_edges: np.ndarray) -> np.ndarray:
-    """How many cells are True in each tile."""
-    if len(row_edges) < 2 or len(column_edges) < 2:
-        return np.zeros((len(row_edges) - 1, len(column_edges) - 1), dtype=np.int64)
-    part = table[row_edges[0] : row_edges[-1], column_edges[0] : column_edges[-1]]
-    by_row = np.add.reduceat(part, row_edges[:-1] - row_edges[0], axis=0, dtype=np.int64)
-    return np.add.reduceat(by_row, column_edges[:-1] - column_edges[0], axis=1)

@@ -15,21 +15,40 @@ With more queries than keys the first rows of `causal()` see nothing; they give 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from sightline.errors import InputError, InputTypeError
-from sightline.masks.base import EMPTY, FULL, MIXED, Mask, MaskMod
+from sightline.masks.base import Mask
+from sightline.masks.rule import EMPTY, FULL, MIXED, MaskMod
+from sightline.portable import Reading, Writing
 from sightline.shapes import as_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Band(Mask):
+class _Positional(Mask):
+    """A mask that depends on nothing but positions: a plain value, which fits every call."""
+
+    saved_as: ClassVar[str | None] = None
+    is_positional = True
+
+    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
+        pass
+
+    def state(self) -> Mask:
+        return self
+
+
+class Band(_Positional):
     """Keys from `left` before the query's position to `right` after it; None means without limit."""
+
+    saved_as = "band"
+    saved_fields = ("left", "right", "align")
 
     def __init__(self, left: int | None, right: int | None, align: str = "end") -> None:
         self.left, self.right, self.align = left, right, align
@@ -82,8 +101,24 @@ class Band(Mask):
         first, stop = self.intervals(queries, keys, device)
         return (stop - first).clamp_min(0)
 
-    def state(self) -> Band:
+    @property
+    def band(self) -> Band:
         return self
+
+    @property
+    def sees_first_key(self) -> bool:
+        return self.left is None
+
+    def to_file(self, file: Writing) -> dict[str, Any]:
+        return {"left": _near(self.left), "right": _near(self.right), "align": self.align}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        left, right = (
+            None if file.value(side) is None else file.whole(side, -sys.maxsize, sys.maxsize)
+            for side in ("left", "right")
+        )
+        return cls(left, right, file.one_of("align", ("end", "start")))
 
     def __and__(self, other: Mask) -> Mask:
         # Two bands with the same alignment are one band.
@@ -116,8 +151,12 @@ def _allows(place: Tensor, column: Tensor, left: int | None, right: int | None) 
     return allowed
 
 
-class Prefix(Mask):
+class Prefix(_Positional):
     """Causal, and everyone sees the first `n` keys."""
+
+    saved_as = "prefix"
+    saved_fields = ("n",)
+    sees_first_key = True
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -143,8 +182,12 @@ class Prefix(Mask):
     def visible(self, queries: int, keys: int, device: torch.device) -> Tensor:
         return self.intervals(queries, keys, device)[1]
 
-    def state(self) -> Prefix:
-        return self
+    def to_file(self, file: Writing) -> dict[str, Any]:
+        return {"n": _near(self.n)}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        return cls(file.whole("n", 0, sys.maxsize))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prefix) and self.n == other.n
@@ -218,3 +261,8 @@ def _whole(what: str, value: object, hint: str) -> int:
 
 def _narrower(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
+
+
+def _near(number: int | None) -> int | None:
+    """For a file: beyond the largest index there is nothing to tell apart."""
+    return None if number is None else max(-sys.maxsize, min(int(number), sys.maxsize))

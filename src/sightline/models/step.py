@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline.attention.packing import packed, unpacked
-from sightline.masks import Band
 from sightline.nn import Decoder, DecoderCache, DecoderLayer, FeedForward, MultiHeadAttention
 from sightline.nn.feedforward import ACTIVATIONS
 from sightline.nn.intact import put_back, state_of
@@ -126,13 +125,14 @@ def _read(layer: nn.Module) -> _Layer | None:
         or layer.cross_attention is not None
     ):
         return None
-    attention, forward, mask = layer.attention, layer.feed_forward, layer.mask
+    attention, forward = layer.attention, layer.feed_forward
+    band = getattr(layer.mask, "band", None)
     norms = layer.attention_norm, layer.feed_forward_norm
     plain = (
         type(attention) is MultiHeadAttention
         and type(forward) is FeedForward
-        and isinstance(mask, Band)
-        and (mask.right, mask.align) == (0, "end")
+        and band is not None
+        and (band.right, band.align) == (0, "end")
         and (attention.softcap, attention.sinks, attention.normalizer) == (None, None, "softmax")
         and attention.backend == "auto"
         and attention.head_dim == attention.value_dim
@@ -142,7 +142,7 @@ def _read(layer: nn.Module) -> _Layer | None:
     )
     if not plain:
         return None
-    assert isinstance(mask, Band)
+    assert band is not None
     qkv = (attention.query, attention.key, attention.value)
     ups = (forward.up,) if forward.gate is None else (forward.gate, forward.up)
     joined_qkv, joined_ups = side_by_side(*qkv), side_by_side(*ups)
@@ -155,7 +155,7 @@ def _read(layer: nn.Module) -> _Layer | None:
         down=_affine(forward.down),
         gated=forward.gate is not None,
         activation=ACTIVATIONS[forward.activation],
-        window=None if mask.left is None else mask.left + 1,
+        window=None if band.left is None else band.left + 1,
         heads=attention.heads,
         kv_heads=attention.kv_heads,
         dim=attention.head_dim,

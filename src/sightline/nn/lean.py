@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from sightline.masks.base import may_keep
+from sightline.masks.changes import may_keep
 from sightline.nn.feedforward import FeedForward
 from sightline.nn.multihead import MultiHeadAttention
 

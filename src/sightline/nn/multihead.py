@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sightline import normalizers
+from sightline.biases import Bias
 from sightline.errors import InputError, InputTypeError
 from sightline.nn.attends import Attends
 from sightline.nn.cache import KVCache
@@ -280,7 +281,7 @@ class MultiHeadAttention(TakesCache, Attends):
         return q, k
 
     def _with_positions(self, bias: BiasLike, queries: int, keys: int, device: torch.device) -> BiasLike:
-        if not isinstance(self.positions, Alibi):
+        if not isinstance(self.positions, Bias):
             return bias
         if bias is None:
             return self.positions

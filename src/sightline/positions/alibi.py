@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from sightline.biases import Bias, BiasMod
 from sightline.errors import InputError
+from sightline.portable import Reading, Writing, restored
 from sightline.positions.base import whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Float
     from torch import Tensor
 
@@ -28,7 +32,7 @@ def alibi(heads: int) -> Alibi:
 
 
 @dataclass(frozen=True)
-class Alibi:
+class Alibi(Bias):
     """The bias -slope * |p_i - j| of query i and key j.
 
     p_i = i + keys - queries is where query i stands among the keys: the last query stands at the last key.
@@ -47,6 +51,9 @@ class Alibi:
     """
 
     acts_on: ClassVar[str] = "score"
+    saved_as: ClassVar[str | None] = "alibi"
+    saved_fields: ClassVar[tuple[str, ...]] = ("alibi",)
+    grows: ClassVar[bool] = True
 
     heads: int
     slopes: Float[Tensor, " heads"] = field(init=False, compare=False, repr=False)
@@ -99,6 +106,41 @@ class Alibi:
                 got=f"{heads} heads, in a call of batch {tuple(batch)}, {queries} queries, {keys} keys",
                 hint=f"alibi({heads})",
             )
+
+    def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> BiasMod:
+        """The bias of single cells, `mod(b, h, i, j)`."""
+        slopes, offset = self.slopes.to(device, dtype), keys - queries
+        return lambda b, h, i, j: -slopes[h] * (i + offset - j).abs()
+
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Alibi:
+        """The bias of some of the heads, with their slopes; it is the same for all of the batch."""
+        if heads is None:
+            return self
+        return restored(Alibi(len(heads)), {"slopes": self.slopes[list(heads)]})
+
+    def to(self, device: torch.device | str, copy: bool = False) -> Alibi:
+        """Its few numbers go wherever a tile of it is asked for."""
+        return self
+
+    def flattened(self, batch: tuple[int, ...]) -> Alibi:
+        """It has no batch axes."""
+        return self
+
+    def unsaved(self) -> str | None:
+        """A file says its number of heads alone: the slopes of some heads of a larger model are others."""
+        return None if torch.equal(self.slopes.cpu(), Alibi(self.heads).slopes) else "slopes"
+
+    def to_file(self, file: Writing) -> dict[str, int]:
+        """Its number of heads."""
+        return {"alibi": self.heads}
+
+    @classmethod
+    def from_file(cls, file: Reading) -> Any:
+        """The bias of so many heads, which are those of the map."""
+        heads = file.whole("alibi", 1, 1 << 40)
+        if heads != file.heads:
+            raise ValueError(f"bias.alibi: {heads} heads for {file.heads}")
+        return cls(heads)
 
 
 def _slopes(heads: int) -> list[float]:

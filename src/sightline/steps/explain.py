@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sightline.biases import Bias
 from sightline.errors import InputError, InputTypeError
-from sightline.positions import Alibi
 from sightline.positions.base import whole
 from sightline.steps.compute import WEIGHT_FREE, Attended
 from sightline.steps.labels import read_labels
@@ -29,7 +29,7 @@ def explain(
     w_o: Tensor | None = None,
     heads: int | None = None,
     memory: Tensor | None = None,
-    positions: nn.Module | Alibi | None = None,
+    positions: nn.Module | Bias | None = None,
     layer: int | str | None = None,
     head: int | None = None,
     tokenizer: Any = None,
@@ -96,7 +96,7 @@ def explain(
     symbols = WEIGHT_FREE if len(given) == 1 and w_q is None else None
     if symbols and scale is None:
         options["scale"] = 1.0
-    if isinstance(positions, Alibi):
+    if isinstance(positions, Bias):
         if bias is not None:
             raise _unused("these positions are a bias already", ["bias"])
         options["bias"] = positions
@@ -125,7 +125,7 @@ def _project(
     w_k: Tensor | None,
     w_v: Tensor | None,
     heads: int | None,
-    positions: nn.Module | Alibi | None,
+    positions: nn.Module | Bias | None,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """q, k and v, and what came before them by its name."""
     source = x if memory is None else memory

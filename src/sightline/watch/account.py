@@ -24,7 +24,6 @@ from sightline.lens.html import cell_for
 from sightline.lens.levels import Levels, level_of
 from sightline.lens.requests import ROW_STATS, parse
 from sightline.lens.walk import see, walk
-from sightline.masks import Band
 from sightline.watch.shares import Place, shares
 
 if TYPE_CHECKING:
@@ -148,7 +147,8 @@ def distance_is_known(call: Call, steps: bool = False) -> bool:
     mask = call.mask
     if call.sinks is not None:
         return False
-    return steps or call.sizes.queries == 1 or (isinstance(mask, Band) and mask.right is not None and mask.right <= 0)
+    band = None if mask is None else mask.band
+    return steps or call.sizes.queries == 1 or (band is not None and band.right is not None and band.right <= 0)
 
 
 def _whole(levels: Levels, rows: list[str], wanted: Wanted, place: Place, found: dict[str, Tensor]) -> Tensor | None:

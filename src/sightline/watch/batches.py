@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from sightline.lens import on_gpu
-from sightline.masks import Band, Mask, Prefix
 from sightline.watch.account import account, cells_of, is_small
 from sightline.watch.steps import Block
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
+    from sightline.masks import Mask
     from sightline.watch.account import Wanted
     from sightline.watch.grow import Layer, Part
     from sightline.watch.shares import Place
@@ -62,7 +62,7 @@ def by_kernels(call: Call) -> bool:
     """Whether the lens's kernels do a call, and others of its kind along its batch."""
     if not call.q.is_cuda or call.sinks is not None or not on_gpu.can(call):
         return False
-    return (call.mask is None or isinstance(call.mask, Band | Prefix)) and not is_small(8 * cells_of(call))
+    return (call.mask is None or call.mask.is_positional) and not is_small(8 * cells_of(call))
 
 
 def fits(call: Call, device: torch.device) -> bool:
@@ -97,15 +97,12 @@ def account_of(group: list[Waiting], wanted: Wanted) -> list[dict[str, Tensor]]:
 
 def may_wait(mask: Mask | None) -> bool:
     """Whether a mask is a rule or a table that can be copied: a function may give something else later."""
-    if mask is None or isinstance(mask, Band | Prefix):
-        return True
-    parts = [part for part in vars(mask).values() if isinstance(part, Mask)]
-    return all(map(may_wait, parts)) if parts else type(mask).__module__.startswith("sightline.masks")
+    return mask is None or mask.is_positional or mask.is_plain
 
 
 def key_of(mask: Mask | None) -> object:
     """Something that equal masks share."""
-    return mask if mask is None or isinstance(mask, Band | Prefix) else id(mask)
+    return mask if mask is None or mask.is_positional else id(mask)
 
 
 def alike(waiting: list) -> Iterator[list]:

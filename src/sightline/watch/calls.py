@@ -15,13 +15,11 @@ from torch import Tensor
 
 from sightline.attention.call import make_call
 from sightline.lens.rows import output_and_rows, rows_only
-from sightline.masks import Band, Dense, Mask, as_mask, causal
-from sightline.masks.base import And, Or
+from sightline.masks import Mask, as_mask, causal
+from sightline.portable import one_batch_axis
 from sightline.watch import state
 from sightline.watch.catch import Catch
 from sightline.watch.hf_masks import LazyMask
-from sightline.watch.mods import ModBias
-from sightline.watch.portable import bias_to_four, mask_to_four
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +73,8 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     else:
         mask, bias, sees = _read(who, table, q, k)
         # A table may be causal, and say nothing of it; padding alone is not.
-        said = flag if table is None else None if isinstance(mask, Dense) or bias is not None else mask == causal()
+        is_dense = mask is not None and mask.is_large
+        said = flag if table is None else None if is_dense or bias is not None else mask == causal()
     if flag:
         mask = causal("end" if queries == keys else "start")
     first = position(who, queries, keys, said, first)
@@ -130,7 +129,7 @@ def own(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     q, k, v = (args[i] if len(args) > i else kwargs[name] for i, name in enumerate(("q", "k", "v")))
     mask = kwargs.get("mask")
     rule = None if mask is None else as_mask(mask)
-    is_causal = None if isinstance(rule, Band | And | Or) else False
+    is_causal = None if rule is not None and rule.follows_order else False
     first_query = position(who, q.shape[-2], k.shape[-2], is_causal, None)
     if not who.wanting:
         who.note(first_query, k.shape[-2])
@@ -202,9 +201,8 @@ def look(
             q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))
         call = make_call(q, k, v, mask=mask, bias=bias, scale=scale, **more)
         if row is None:
-            # FlexAttention would need a bias of another kind than a function of cells; and a kernel that gives no lse
-            # takes every finite number for one, which torch's fused CUDA kernels do not.
-            plain = isinstance(bias, ModBias) or (q.is_cuda and isinstance(bias, Tensor))
+            # A kernel that gives no lse takes every finite number for one, which torch's fused CUDA kernels do not.
+            plain = q.is_cuda and isinstance(bias, Tensor)
             row = rows_only(call, "streaming" if plain else "auto")
         elif sees is not None:
             # Torch's kernels give a row that sees nothing an lse of their liking.
@@ -228,12 +226,19 @@ def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked
         k=k,
         v=k,
         sizes=s._replace(batch=batch, value_dim=s.dim),
-        mask=mask_to_four(call.mask, s.batch),
-        bias=bias_to_four(call.bias, s.batch),
+        mask=None if call.mask is None else call.mask.flattened(s.batch),
+        bias=_one_batch_axis(call.bias, s.batch),
         sinks=sinks,
         dropout=0.0,
     )
     return Looked(call, row, first_query, first_key)
+
+
+def _one_batch_axis(bias: BiasLike, batch: tuple[int, ...]) -> BiasLike:
+    """A bias for one batch axis; without a gradient."""
+    if bias is None or not isinstance(bias, Tensor):
+        return bias if bias is None else bias.flattened(batch)
+    return one_batch_axis(bias.detach(), batch, 3)
 
 
 def position(who: Audience, queries: int, keys: int, is_causal: bool | None, first: int | None) -> int:

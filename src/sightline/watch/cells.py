@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sightline.lens import on_gpu
 from sightline.lens.levels import level_of
-from sightline.positions import Alibi
-from sightline.watch.mods import ModBias
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -127,11 +125,8 @@ def _bias(call: Call, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     if isinstance(bias, Tensor):
         full = bias.expand(*s.batch, s.heads, s.queries, s.keys)
         return full[b, h, i, j].to(call.compute_dtype)
-    if isinstance(bias, Alibi):
-        gap = (i + s.keys - s.queries - j).abs().to(call.compute_dtype)
-        return -bias.slopes.to(call.device, call.compute_dtype).view(1, -1, 1) * gap
-    assert isinstance(bias, ModBias)
-    return bias.function(*(x.to(bias.device) for x in (b, h, i, j))).to(call.device, call.compute_dtype)
+    assert bias is not None
+    return bias.mod(s.batch, s.queries, s.keys, call.device, call.compute_dtype)(b, h, i, j)
 
 
 def repeats(ids: Int[Tensor, "batch keys"]) -> Int[Tensor, "batch keys"]:

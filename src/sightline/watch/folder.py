@@ -24,7 +24,6 @@ from sightline.lens.described import flag, items, one_of, record, whole
 from sightline.lens.tensor_file import TensorFile, short, write_tensors
 from sightline.watch.grow import Layer
 from sightline.watch.kept import KeptSight
-from sightline.watch.portable import has_table, writable_bias, writable_mask
 from sightline.watch.seen import LayerLike, Seen
 from sightline.watch.shares import SHARES
 
@@ -144,9 +143,10 @@ class Writer:
         keep = self.keep_qk and sight.has_qk
         mask, bias = call.mask, call.bias if keep else None
         # Without q and k a mask only says what is hidden: a table of all cells would be larger than all else.
-        known = keep or queries * keys <= _SMALL or not has_table(mask)
-        mask = writable_mask(mask, queries, keys) if known else None
-        bias = writable_bias(bias, queries, keys)
+        known = keep or queries * keys <= _SMALL or mask is None or not mask.is_large
+        mask = mask.writable(queries, keys) if known and mask is not None else None
+        if bias is not None and not isinstance(bias, Tensor):
+            bias = bias.writable(queries, keys)
         self.known[layer.name] = known and sight.mask_known
         copy = KeptSight(call.replace(mask=mask, bias=bias), sight._row, sight._kept)
         # A layer that has grown is written beside what was there: whoever holds the last index finds its files.

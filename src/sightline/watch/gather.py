@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sightline.lens.select import select
 from sightline.masks import Mask
 from sightline.watch.account import account, cells_for, cells_of, is_small
 from sightline.watch.batches import (
@@ -31,7 +32,6 @@ from sightline.watch.batches import (
 )
 from sightline.watch.follow import MOVED, marks
 from sightline.watch.grow import Layer, Part
-from sightline.watch.portable import mask_to, some_heads
 from sightline.watch.shares import Place
 from sightline.watch.steps import Block, Sees, Step, differ, moved, sees
 
@@ -263,7 +263,7 @@ class Gather:
         sinks = stacked_sinks([block.call for block in group])
         call = first.call.replace(q=q, k=k, v=k, sizes=sizes, mask=first.mask(), sinks=sinks)
         if first.layer.heads is not None:
-            call, row = some_heads(call, row, first.layer.heads)
+            call, row = select(call, row, heads=first.layer.heads)
         sizes = call.sizes
         part = first.steps[0].part
         cell = cells_for(s.batch[0] * sizes.heads, part.row + n, first.end_key)
@@ -300,7 +300,7 @@ class Gather:
             first, last = block.steps[0].part, block.steps[-1].part
             for step in block.steps:
                 if id(step.mask) not in masks:
-                    masks[id(step.mask)] = (step.mask, mask_to(step.mask, "cpu"))
+                    masks[id(step.mask)] = (step.mask, step.mask and step.mask.to("cpu", copy=True))
             pieces = block.pieces(masks)
             part = Part(
                 block.about,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from torch import Tensor
 from sightline.attention.call import Call
 from sightline.errors import InputError
 from sightline.lens import Picture, Top
-from sightline.masks import Band, Mask, Padding, causal, padding, prefix
-from sightline.masks.base import And
-from sightline.positions import Alibi
+from sightline.masks import Band, Mask, causal, padding, prefix
 from sightline.watch.account import Wanted, cells_for
 from sightline.watch.kept import KeptSight, gather_bins
 from sightline.watch.mods import Stacked
 from sightline.watch.shares import real_keys
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool
 
 
 class Arriving(Protocol):
@@ -272,8 +273,9 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
     biases = [part.call.bias for part in layer.parts]
     if all(bias is None for bias in biases):
         return None
-    if len(biases) == 1 or isinstance(biases[-1], Alibi):
-        return biases[-1]
+    last = biases[-1]
+    if len(biases) == 1 or (last is not None and not isinstance(last, Tensor) and last.grows):
+        return last
     if not all(isinstance(bias, Tensor) for bias in biases):
         raise InputError(
             f"the parts of {layer.name} have biases that cannot be joined",
@@ -305,14 +307,14 @@ def _growing(layer: Layer, pieces: list[Piece]) -> Mask | None:
     bands: list[Band | None] = []
     real: Tensor | None = None  # [batch, keys]
     for mask, queries, first_key, end_key in pieces:
-        both = band_and_padding(mask)
+        keys = end_key - first_key
+        both = band_and_padding(mask, keys, torch.device("cpu"))
         if both is None:
             return None
-        band, keys = both[0], end_key - first_key
+        band, marks = both
         if band is not None and band.align == "start" and queries != keys:
             return None
         bands.append(band)
-        marks = real_keys(mask, keys, torch.device("cpu")) if both[1] else None
         if marks is not None:
             if real is None:
                 real = torch.ones(marks.shape[0], layer.keys, dtype=torch.bool)
@@ -334,16 +336,15 @@ def _growing(layer: Layer, pieces: list[Piece]) -> Mask | None:
     return rule if real is None else rule & padding(real)
 
 
-def band_and_padding(mask: Mask | None) -> tuple[Band | None, bool] | None:
-    """The band of a mask that is a band, padding, or both, and whether there is padding; None if it is more."""
-    pieces = _pieces(mask)
-    bands = [piece for piece in pieces if isinstance(piece, Band)]
-    if len(bands) > 1 or not all(isinstance(piece, Band | Padding) for piece in pieces):
-        return None
-    return bands[0] if bands else None, len(bands) < len(pieces)
-
-
-def _pieces(mask: Mask | None) -> list[Mask]:
-    if mask is None:
-        return []
-    return [*_pieces(mask.left), *_pieces(mask.right)] if isinstance(mask, And) else [mask]
+def band_and_padding(
+    mask: Mask | None, keys: int, device: torch.device
+) -> tuple[Band | None, Bool[Tensor, "batch keys"] | None] | None:
+    """The band of a mask that is a band, padding, or both, and the keys that are real; None if it is more."""
+    band: Band | None = None
+    for rule in [] if mask is None else mask.conjuncts():
+        if rule.band is None and rule.key_row(keys, device) is None:
+            return None
+        if rule.band is not None and band is not None:
+            return None
+        band = band if rule.band is None else rule.band
+    return band, real_keys(mask, keys, device)

@@ -283,7 +283,8 @@ def _is_plain(arguments: dict, mask: Mask | None, used: Span, span: Span, functi
         return True
     if function.__name__ != "sdpa_mask" or not arguments.get("allow_is_causal_skip", True):
         return False
-    whole = isinstance(mask, Band) and mask.right == 0 and (mask.left is None or mask.left >= used.keys)
+    band = None if mask is None else mask.band
+    whole = band is not None and band.right == 0 and (band.left is None or band.left >= used.keys)
     return whole and (used.queries == used.keys or used.queries == 1) and used.keys == span.keys
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sightline.masks import Band, Mask, documents, padding
-from sightline.masks.base import And
 from sightline.watch.mods import ModMask
 
 
@@ -68,9 +67,7 @@ def read_used(function: Callable, attention_mask: Tensor | None, span: Span) -> 
 
 
 def _is_causal(rule: Mask | None, right: int) -> bool:
-    if isinstance(rule, Band):
-        return rule.right == right
-    return isinstance(rule, And) and (_is_causal(rule.left, right) or _is_causal(rule.right, right))
+    return rule is not None and any(part.band is not None and part.band.right == right for part in rule.conjuncts())
 
 
 def read_mask(function: Callable, attention_mask: Tensor | None, span: Span) -> Mask | None:

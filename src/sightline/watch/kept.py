@@ -54,6 +54,11 @@ class KeptSight(Sight):
         self._kept = kept
         self.mask_known = True  # False where a folder was too small for the mask's table
 
+    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> KeptSight:
+        sight = KeptSight(call, row, kept)
+        sight.mask_known, sight._lacks = self.mask_known, self._lacks
+        return sight
+
     @property
     def has_qk(self) -> bool:
         """Whether q and k were kept, so that any tile can be computed exactly."""

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.biases import Bias
 from sightline.errors import InputError, InputTypeError
 from sightline.masks import EMPTY, FULL, MIXED, Mask
-from sightline.masks.base import MaskMod
+from sightline.masks.rule import MaskMod
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -42,6 +43,20 @@ class _OfFunction:
     """Something given as a function. A copy of a function is the function, as everywhere in Python."""
 
     function: MaskMod
+    batch: int
+    heads: int
+    device: torch.device
+
+    def _selected(self, member: tuple[int, ...] | None, heads: Sequence[int] | None) -> tuple[MaskMod, int, int]:
+        """The function for one member of the batch and for some heads, and how many of both there are then."""
+        function, batch, count = self.function, self.batch, self.heads
+        if heads is not None and count > 1:
+            numbers, whole = torch.tensor(list(heads), device=self.device), function
+            function, count = (lambda b, h, i, j: whole(b, numbers[h], i, j)), len(heads)
+        if member and batch > 1:
+            place, every = member[-1], function
+            function, batch = (lambda b, h, i, j: every(b + place, h, i, j)), 1
+        return function, batch, count
 
     def __copy__(self) -> Self:
         return self
@@ -67,6 +82,9 @@ class ModMask(_OfFunction, Mask):
 
     `blocks` may say of blocks of the map whether they are empty, mixed or full; without it every tile is looked at.
     """
+
+    saved_as = None
+    follows_order = False
 
     def __init__(
         self,
@@ -112,6 +130,15 @@ class ModMask(_OfFunction, Mask):
                 hint="one mask function serves one call",
             )
 
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> ModMask:
+        function, batch, count = self._selected(member, heads)
+        if function is self.function:
+            return self
+        return ModMask(function, batch, count, None if heads is not None else self.blocks, self.name, self.device)
+
+    def flattened(self, batch: tuple[int, ...]) -> ModMask:
+        return self  # its batch is one number
+
     def __repr__(self) -> str:
         return f"mask_mod({self.name})"
 
@@ -133,8 +160,11 @@ def _over_blocks(
     return np.array([[reduce(table[a:b, c:d]) for c, d in columns] for a, b in rows])
 
 
-class ModBias(_OfFunction):
+class ModBias(_OfFunction, Bias):
     """A bias given as a function `(b, h, i, j) -> number` of tensors of indices."""
+
+    saved_as = None
+    compiles = False
 
     def __init__(self, function: MaskMod, batch: int, heads: int, device: torch.device | str = "cpu") -> None:
         self.function, self.batch, self.heads, self.device = function, batch, heads, torch.device(device)
@@ -152,11 +182,18 @@ class ModBias(_OfFunction):
         found = self.function(*cells(self.batch, self.heads, rows, columns, self.device))
         return found.to(device or self.device, dtype).expand(shape)
 
-    def to_dense(self, queries: int, keys: int) -> Tensor:
-        return self.tile(slice(0, queries), slice(0, keys), queries, keys)
-
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int) -> None:
         """A function fits any size."""
+
+    def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device, dtype: torch.dtype) -> MaskMod:
+        return lambda *index: self.function(*(i.to(self.device) for i in index)).to(device, dtype)
+
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> ModBias:
+        function, batch, count = self._selected(member, heads)
+        return ModBias(function, batch, count, self.device)
+
+    def flattened(self, batch: tuple[int, ...]) -> ModBias:
+        return self  # its batch is one number
 
 
 class Stacked(Mask):
@@ -165,14 +202,17 @@ class Stacked(Mask):
     Keys that came later are hidden from earlier rows.
     """
 
-    def __init__(self, parts: Sequence[tuple[Mask | None, int, int, int]]) -> None:
-        """Parts of (mask, queries, first key, end of keys)."""
-        self.parts = list(parts)
-        self.starts = np.cumsum([0, *(queries for _, queries, _, _ in self.parts)])
+    saved_as = None
+    follows_order = False
+
+    def __init__(self, pieces: Sequence[tuple[Mask | None, int, int, int]]) -> None:
+        """Pieces of (mask, queries, first key, end of keys)."""
+        self.pieces = list(pieces)
+        self.starts = np.cumsum([0, *(queries for _, queries, _, _ in self.pieces)])
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
-        pieces = []
-        for (mask, count, first, end), start in zip(self.parts, self.starts):
+        bands = []
+        for (mask, count, first, end), start in zip(self.pieces, self.starts):
             a, b = max(rows.start, int(start)), min(rows.stop, int(start) + count)
             if a >= b:
                 continue
@@ -186,16 +226,16 @@ class Stacked(Mask):
                 inner = inner.expand(*inner.shape[:-2], b - a, d - c)
                 piece = piece.expand(*inner.shape[:-2], *piece.shape).clone()
                 piece[..., c - columns.start : d - columns.start] = inner
-            pieces.append(piece)
-        leading = torch.broadcast_shapes(*(piece.shape[:-2] for piece in pieces))
-        return torch.cat([piece.expand(*leading, *piece.shape[-2:]) for piece in pieces], -2)
+            bands.append(piece)
+        leading = torch.broadcast_shapes(*(piece.shape[:-2] for piece in bands))
+        return torch.cat([piece.expand(*leading, *piece.shape[-2:]) for piece in bands], -2)
 
     def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
         out = np.full((len(row_edges) - 1, len(column_edges) - 1), MIXED, dtype=np.int8)
         for i, (a, b) in enumerate(pairwise(row_edges.tolist())):
             inside = np.flatnonzero((self.starts[:-1] <= a) & (b <= self.starts[1:]))
             if len(inside):
-                mask, _, first, end = self.parts[int(inside[0])]
+                mask, _, first, end = self.pieces[int(inside[0])]
                 hidden = (column_edges[:-1] >= end) | (column_edges[1:] <= first)
                 whole = (column_edges[:-1] >= first) & (column_edges[1:] <= end)
                 out[i] = np.where(hidden, EMPTY, np.where(whole & (mask is None), FULL, MIXED))
@@ -204,12 +244,12 @@ class Stacked(Mask):
     def mod(self, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> MaskMod:
         inner = [
             None if mask is None else mask.mod(batch, count, end - first, device)
-            for mask, count, first, end in self.parts
+            for mask, count, first, end in self.pieces
         ]
 
         def mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             found = torch.zeros_like(i + j, dtype=torch.bool)
-            for rule, (_, count, first, end), start in zip(inner, self.parts, self.starts):
+            for rule, (_, count, first, end), start in zip(inner, self.pieces, self.starts):
                 here = (i >= int(start)) & (i < int(start) + count) & (j >= first) & (j < end)
                 if rule is not None:
                     row = (i - int(start)).clamp(0, max(count - 1, 0))
@@ -219,8 +259,17 @@ class Stacked(Mask):
 
         return mod
 
+    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
+        """Each piece was checked in the call it is from."""
+
+    def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Stacked:
+        return self.rebuilt(lambda x: x.select(member, heads))
+
+    def flattened(self, batch: tuple[int, ...]) -> Stacked:
+        return self.rebuilt(lambda x: x.flattened(batch))
+
     def __repr__(self) -> str:
-        return f"stacked({len(self.parts)} parts)"
+        return f"stacked({len(self.pieces)} parts)"
 
 
 def read_score_mod(

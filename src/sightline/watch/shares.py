@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.masks import Mask, Padding
-from sightline.masks.base import And
 from sightline.watch.cells import weights_at
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
     from sightline.lens.levels import Levels
+    from sightline.masks import Mask
 
 SHARES = ("previous", "first", "same", "induction")
 
@@ -84,10 +83,10 @@ def _from_map(weights: Tensor, wanted: dict[str, Tensor | int]) -> dict[str, Ten
 
 def real_keys(mask: Mask | None, keys: int, device: torch.device) -> Bool[Tensor, "batch keys"] | None:
     """Which keys are real, if the mask says so."""
-    if isinstance(mask, Padding):
-        row = mask.tile(slice(0, 1), slice(0, keys), 1, keys, device)[..., 0, 0, :]
-        return row.reshape(-1, keys)
-    if isinstance(mask, And):
-        left, right = real_keys(mask.left, keys, device), real_keys(mask.right, keys, device)
-        return left if right is None else right if left is None else left & right
-    return None
+    found: Tensor | None = None
+    for rule in [] if mask is None else mask.conjuncts():
+        row = rule.key_row(keys, device)
+        if row is not None:
+            row = row.reshape(-1, keys)
+            found = row if found is None else found & row
+    return found

@@ -17,7 +17,6 @@ from torch import Tensor
 from sightline.lens.unchanged import count
 from sightline.masks import Band, Mask, causal, padding
 from sightline.watch.grow import Piece, band_and_padding
-from sightline.watch.shares import real_keys
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -46,16 +45,16 @@ class Step(NamedTuple):
 
 def sees(mask: Mask | None, keys: int, device: torch.device) -> Sees | None:
     """What the only query of a step sees, if it stands at the last key; None if that is not told by two numbers."""
-    both = band_and_padding(mask)
+    both = band_and_padding(mask, keys, device)
     if both is None:
         return None
-    band, padded = both
+    band, real = both
     if band is not None and (band.align == "start" or band.right not in (0, None)):
         return None
     left = None if band is None else band.left
     if left is not None and left < 0:
         return None
-    return Sees(left, real_keys(mask, keys, device) if padded else None)
+    return Sees(left, real)
 
 
 class Block:

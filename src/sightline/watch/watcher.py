@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, explain
-from sightline.masks import Band
+from sightline.lens.select import select
 from sightline.watch import compiled, hf, scripted, state, unseen
 from sightline.watch.about import about
 from sightline.watch.account import Wanted, account, cells_for
@@ -27,7 +27,6 @@ from sightline.watch.gather import Gather
 from sightline.watch.grow import Layer, Part
 from sightline.watch.listen import Listening
 from sightline.watch.mode import WatchMode
-from sightline.watch.portable import mask_to, some_heads
 from sightline.watch.seen import Seen
 from sightline.watch.shares import Place
 from sightline.watch.ship import Shipper
@@ -290,7 +289,7 @@ class Watcher(Following):
             if self.gather.step(layer, call, row, first_query, first_key):
                 return
             if layer.heads is not None:
-                call, row = some_heads(call, row, layer.heads)
+                call, row = select(call, row, heads=layer.heads)
             rows = layer.queries if layer.parts else 0
             cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
             place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
@@ -312,7 +311,7 @@ class Watcher(Following):
             found["k"] = call.k[..., :0, :] if own else new if waits and new is call.k else _own(new)
         if call.sinks is not None:
             found["sinks"] = _own(call.sinks)
-        mask = self._once(call.mask, lambda: mask_to(call.mask, "cpu"))
+        mask = self._once(call.mask, lambda: _to_cpu(call.mask))
         bias = None
         if self.keep:
             bias = self._once(call.bias, lambda: _to_cpu(call.bias))
@@ -331,10 +330,10 @@ class Watcher(Following):
     def own_mask(self, call: Call) -> Mask | None:
         """A copy of a mask where it was, made once in a pass: nobody writes into it."""
         mask = call.mask
-        if mask is None or isinstance(mask, Band):
+        if mask is None or mask.is_positional:
             return mask
         if id(mask) not in self.own:
-            self.own[id(mask)] = (mask, mask_to(mask, call.device))
+            self.own[id(mask)] = (mask, mask.to(call.device, copy=True))
         return self.own[id(mask)][1]
 
     def _once(self, thing: Any, make: Callable[[], Any]) -> Any:
@@ -368,8 +367,8 @@ class Watcher(Following):
         return self.repeats[2]
 
 
-def _to_cpu(bias: Any) -> Any:
-    return bias.to("cpu", copy=True) if isinstance(bias, Tensor) else bias
+def _to_cpu(thing: Any) -> Any:
+    return None if thing is None else thing.to("cpu", copy=True)
 
 
 def _own(x: Tensor) -> Tensor:

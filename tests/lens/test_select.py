@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.explore.head import one_head
 
 Q, K = (2, 3, 6, 40, 8), (2, 3, 2, 50, 8)
 EVERYTHING = slice(None), slice(None)
@@ -34,7 +33,7 @@ OPTIONS = {
 @pytest.mark.parametrize("batch, head", [(0, 0), (1, 5), (4, 2)])
 def test_one_head_is_that_head(options: dict, batch: int, head: int) -> None:
     sight = sl.look(torch.randn(Q), torch.randn(K), stats=("entropy", sl.Top(3)), **options)
-    one = one_head(sight, batch, head)
+    one = sight.select(batch, [head])
     index = (batch // 3, batch % 3, head)
     assert one.shape == (1, 40, 50)
     torch.testing.assert_close(one.tile(*EVERYTHING)[0], sight.tile(*EVERYTHING)[index])
@@ -46,7 +45,7 @@ def test_one_head_is_that_head(options: dict, batch: int, head: int) -> None:
 
 def test_what_was_computed_comes_along() -> None:
     sight = sl.look(torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8), stats=("entropy", "received", sl.Top(2)))
-    one = one_head(sight, 1, 3)
+    one = sight.select(1, [3])
     assert set(one._kept) == set(sight._kept)
     assert torch.equal(one.entropy[0], sight.entropy[1, 3])
     assert torch.equal(one.top(2).keys[0], sight.top(2).keys[1, 3])
@@ -55,10 +54,10 @@ def test_what_was_computed_comes_along() -> None:
 def test_a_sight_without_q_and_k_still_has_its_statistics(tmp_path) -> None:
     sight = sl.look(torch.randn(4, 9, 8), torch.randn(4, 9, 8), stats=("entropy",))
     sight.save(tmp_path / "sight.safetensors", keep_qk=False)
-    one = one_head(sl.Sight.load(tmp_path / "sight.safetensors"), 0, 2)
+    one = sl.Sight.load(tmp_path / "sight.safetensors").select(0, [2])
     assert torch.equal(one.entropy[0], sight.entropy[2])
 
 
 def test_a_flat_sight_has_one_head() -> None:
     sight = sl.look(torch.randn(9, 8), torch.randn(9, 8))
-    assert torch.equal(one_head(sight, 0, 0).tile(*EVERYTHING)[0], sight.tile(*EVERYTHING))
+    assert torch.equal(sight.select(0, [0]).tile(*EVERYTHING)[0], sight.tile(*EVERYTHING))
