@@ -260,6 +260,77 @@ def test_what_the_explorer_shows_needs_no_optional_package() -> None:
     assert result == {"web": []}
 
 
+# Masks and biases
+
+# Classes of masks and biases that nobody asks for: what differs between them is a method of theirs.
+MASKS = (
+    *("Band", "Prefix", "Padding", "Documents", "Dense", "And", "Or", "Not", "Selected", "Flattened"),
+    *("ModMask", "Stacked", "Alibi", "ModBias", "SelectedBias", "FlatBias", "GivenBias"),
+)
+# Torch's own kernel knows a causal flag, a row of padding and a table, and has to ask which of them a mask is. What
+# is asked of its outputs (`api._doubtful`) follows from that.
+MAY_ASK = ("attention/sdpa.py", "attention/api.py")
+
+
+def asked(source: str) -> list[int]:
+    """The lines that ask whether something is of a class of masks: isinstance, `type(x) is`, a class in a match."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        told: list[ast.AST] = []
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("isinstance", "issubclass")
+        ):
+            told = list(node.args[1:])
+        elif isinstance(node, ast.Compare) and any(
+            isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.In) for op in node.ops
+        ):
+            told = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchClass):
+            told = [node.cls]
+        # In a comparison a class stands by itself: `mask == Band(3, 0)` compares values.
+        names = [
+            getattr(x, "id", getattr(x, "attr", ""))
+            for one in told
+            for x in (ast.walk(one) if not isinstance(node, ast.Compare) else [one, *getattr(one, "elts", [])])
+        ]
+        if set(names) & set(MASKS):
+            lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        ("x = 1\nif isinstance(mask, Band): ...", [2]),
+        ("isinstance(mask, masks.Band | Prefix)", [1]),
+        ("isinstance(bias, (Tensor, Alibi))", [1]),
+        ("issubclass(kind, Padding)", [1]),
+        ("type(mask) is Band", [1]),
+        ("type(mask) in (Band, Prefix)", [1]),
+        ("match mask:\n    case Dense(): ...", [2]),
+        ("isinstance(mask, Mask) and isinstance(bias, Bias | Tensor)", []),
+        ("mask == Band(3, 0)", []),
+        ("mask.band is not None", []),
+    ],
+)
+def test_the_check_for_classes_of_masks_itself(source: str, found: list[int]) -> None:
+    assert asked(source) == found
+
+
+def test_nobody_asks_of_which_class_a_mask_or_bias_is() -> None:
+    homes = {PACKAGE / "biases.py", *(PACKAGE / "masks").rglob("*.py"), *(PACKAGE / name for name in MAY_ASK)}
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in source_files()
+        if path not in homes
+        for line in asked(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, f"give `Mask` or `Bias` a method that answers it: {found}"
+    assert all(asked((PACKAGE / name).read_text(encoding="utf-8")) for name in MAY_ASK), "shorten MAY_ASK"
+
+
 # Names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ class Pair(NamedTuple):
 
 
 class Thing(Portable):
-    known = {}
+    known: ClassVar[dict] = {}
     saved_as = None
 
     def __init__(self, **held: Any) -> None:

@@ -7,7 +7,6 @@ in a few methods of its own.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -64,9 +63,11 @@ class Portable:
     saved_fields: ClassVar[tuple[str, ...]] = ("module", "fields")
     # All classes of a kind by their names in files; of one name there may be several, which are told apart by module.
     known: ClassVar[dict[str, dict[str, type[Portable]]]] = {}
+    _slot_names: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
+        cls._slot_names = _slots(cls)
         if "saved_as" not in vars(cls):
             cls.saved_as = cls.__name__
         if cls.saved_as is None:
@@ -83,7 +84,7 @@ class Portable:
 
     def fields(self) -> dict[str, Any]:
         """What it is made of, by the names of its attributes."""
-        found = {name: getattr(self, name) for name in _slots(type(self)) if hasattr(self, name)}
+        found = {name: getattr(self, name) for name in self._slot_names if hasattr(self, name)}
         return found | {name: None if name == "_kept" else value for name, value in self.__dict__.items()}
 
     def __getstate__(self) -> dict[str, object]:
@@ -119,6 +120,9 @@ class Portable:
 
         return self.rebuilt(moved)
 
+    def __repr__(self) -> str:
+        return f"{self.class_name}({', '.join(f'{name}={_short(x)}' for name, x in self.fields().items())})"
+
     @property
     def class_name(self) -> str:
         """The name of its class, for messages."""
@@ -147,6 +151,17 @@ class Portable:
         return restored(cls.__new__(cls), file.plain("fields"))
 
 
+def _short(value: Any) -> str:
+    """A value in few words: of a tensor its shape, of a function its name, and nothing that differs by run."""
+    if isinstance(value, Tensor):
+        return f"<{' x '.join(map(str, value.shape))}>"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_short, value))}]"
+    if value is None or isinstance(value, Portable | bool | int | float | str):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__name__)
+
+
 def is_ours(kind: type) -> bool:
     """Whether a class is one of Sightline's own."""
     return kind.__module__.split(".")[0] == _OURS
@@ -160,7 +175,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, Tensor | Portable | bool | int | float | str)
 
 
-@functools.cache
 def _slots(kind: type) -> tuple[str, ...]:
     said = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for one in said for name in ((one,) if isinstance(one, str) else one)]

@@ -22,7 +22,7 @@ from sightline.lens.levels import Levels
 from sightline.lens.requests import Picture
 from sightline.lens.rows import rows_only
 from sightline.masks import Dense, Mask, causal, padding, window
-from sightline.positions import Alibi, alibi
+from sightline.positions import alibi
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     dim: int
     mask: tuple[str, ...]
-    bias: type | None
+    bias: str | None  # "table" or "slopes"
     softcap: bool
     sinks: bool
     rows: frozenset[str]
@@ -87,7 +87,7 @@ def _kind(call: Call, job: Any) -> Kind:
         call.q.dtype,
         call.sizes.dim,
         mask,
-        Tensor if isinstance(call.bias, Tensor) else None if call.bias is None else type(call.bias),
+        None if call.bias is None else "table" if isinstance(call.bias, Tensor) else "slopes",
         call.softcap is not None,
         call.sinks is not None,
         frozenset(job.rows),
@@ -136,7 +136,7 @@ def _try_with(keys: int, kind: Kind, job: Any, by_kernels: ByKernels, by_walk: B
     if "table" in kind.mask:
         table = Dense(new(_QUERIES, keys) > -1.0)
         mask = table if mask is None else mask & table
-    bias: Any = new(_QUERIES, keys) if kind.bias is Tensor else alibi(_HEADS) if kind.bias is Alibi else None
+    bias: Any = new(_QUERIES, keys) if kind.bias == "table" else alibi(_HEADS) if kind.bias == "slopes" else None
     call = make_call(
         q, k, k, mask=mask, bias=bias, softcap=5.0 if kind.softcap else None, sinks=new(_HEADS) if kind.sinks else None
     )
