@@ -2,7 +2,7 @@
 
 from sightline import errors, lookup, models, nn, positions, steps
 from sightline.attention import Choice, attention, which_backend
-from sightline.lens import Picture, Sight, Top, TopKeys, look, observe
+from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
 from sightline.version import __version__ as __version__
@@ -13,11 +13,13 @@ __all__ = [
     "Mask",
     "Picture",
     "Sight",
+    "Statistic",
     "Top",
     "TopKeys",
     "alibi",
     "attention",
     "causal",
+    "declare",
     "dense",
     "documents",
     "errors",

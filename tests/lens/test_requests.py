@@ -13,12 +13,12 @@ from sightline.lens.requests import parse
 
 
 def test_names_and_defaults() -> None:
-    assert requests.NAMES == ("entropy", "max_score", "distance", "received", "top", "picture")
+    assert requests.names() == ("entropy", "max_score", "distance", "received", "top", "picture")
     assert parse(()) == []
     assert parse("entropy") == ["entropy"]
     assert parse(sl.Top(3)) == [sl.Top(3)]
     assert parse(["top", "picture"]) == [sl.Top(8), sl.Picture(512, 512)]
-    assert parse(requests.NAMES) == ["entropy", "max_score", "distance", "received", sl.Top(8), sl.Picture()]
+    assert parse(requests.names()) == ["entropy", "max_score", "distance", "received", sl.Top(8), sl.Picture()]
 
 
 def test_equal_requests_are_equal() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums
 from sightline.lens.geometry import axis
 from sightline.lens.requests import Picture
+from sightline.lens.statistics import ENTROPY
 from sightline.lens.walk import walk
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # Cells of one step of work, each way: about 30 ms on one core, so that nobody waits long for a thread.
 PATCH = 2048
 FINE, COARSE = 2048, 512
+# The statistic that stands beside the rows of a map.
+TRACK = ENTROPY.name
 
 
 def overview_level(length: int, bins: int) -> int:
@@ -105,9 +108,9 @@ class Overview:
         spans = cells_of(bins[0], self.levels[0], self.queries), cells_of(bins[1], self.levels[1], self.keys)
         axes = [axis(span, None, 1 << level) for span, level in zip(spans, self.levels, strict=True)]
         sums, maxima = (Pixels(call, axes[0], axes[1], largest=largest) for largest in (False, True))
-        rows, received = RowSums(call, {"entropy"}), Received(call, None)
+        rows, received = RowSums(call, {TRACK}), Received(call, None)
         parts: list[Accumulator] = [sums, maxima]
-        if "entropy" not in sight._kept or "received" not in sight._kept:
+        if TRACK not in sight._kept or "received" not in sight._kept:
             parts += [rows, received]
         with torch.no_grad():
             walk(sight._levels, parts, *spans, align=(1 << self.levels[0], 1 << self.levels[1]))
@@ -117,8 +120,7 @@ class Overview:
             self.sums[bins[0], bins[1]] = sums.grid[0].numpy()
             self.maxima[bins[0], bins[1]] = maxima.grid[0].numpy()
             if self.rows is None:
-                self.rows = RowSums(call, {"entropy"})
-                self.rows.sums = {name: torch.zeros_like(x, dtype=torch.float64) for name, x in rows.sums.items()}
+                self.rows = RowSums(call, {TRACK}, dtype=torch.float64)
             self.rows.join(rows, spans[0])
             if self.received is None:
                 self.received = torch.zeros_like(received.total, dtype=torch.float64)
@@ -129,8 +131,7 @@ class Overview:
         """The entropy of every query and what every key received, once the whole map has been walked over."""
         if not self.complete or self.received is None or self.rows is None:
             return None
-        entropy = self.rows.result()["entropy"][0].to(torch.float32).numpy()
-        return entropy, self.received[0].to(torch.float32).numpy()
+        return self.rows.result()[TRACK][0].to(torch.float32).numpy(), self.received[0].to(torch.float32).numpy()
 
     def pooled(self, levels: tuple[int, int], rows: slice, columns: slice, largest: bool) -> np.ndarray:
         """Bins of the same or a higher level: sums of sums in double precision, maxima of maxima."""

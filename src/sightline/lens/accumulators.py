@@ -5,6 +5,7 @@ Sums over rows are matrix products with a few rows of ones, so that they run at 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sightline.lens.geometry import Axis
+from sightline.lens.statistics import STATISTICS, Cells, Rows, Statistic
 
 if TYPE_CHECKING:
     from sightline.attention.call import Call
@@ -49,129 +51,87 @@ class Accumulator:
 
 
 class RowSums(Accumulator):
-    """Per row: the sum of the weights, the expected logarithm, the expected distance, the largest score.
+    """Per row: the sums and maxima of some statistics, as they are declared.
 
-    Logarithms and distances are of what the keys have among each other: of the shares, which sum to 1, or of the
-    weights over the largest of them so far (`unit`), however small that is.
+    Those over shares are of what the keys have among each other: of the shares of a softmax, which sum to 1, or of the
+    weights over the largest of them so far (`unit`), however small that is; `mass` is what these sum to.
     """
 
-    def __init__(self, call: Call, wanted: set[str]) -> None:
-        s = call.sizes
-        self.wanted, self.call = wanted, call
+    def __init__(self, call: Call, wanted: Iterable[str], dtype: torch.dtype | None = None) -> None:
+        s, names = call.sizes, set(wanted)
+        self.call, self.offset = call, s.keys - s.queries
+        self.statistics = [statistic for name, statistic in STATISTICS.items() if name in names]
         shape = (*s.batch, s.heads, s.queries)
-        empty = torch.zeros(shape, dtype=call.compute_dtype, device=call.device)
-        self.sums = {name: empty.clone() for name in self._kept()}
-        self.largest = torch.full_like(empty, -torch.inf) if "max_score" in wanted else None
-
-    def _kept(self) -> list[str]:
-        kept = [name for name in ("entropy", "distance") if name in self.wanted]
-        over_largest = kept and not self.call.normalizer.is_softmax
-        return kept + (["mass", "unit"] if over_largest else []) + (["total"] if "total" in self.wanted else [])
+        empty = torch.zeros(shape, dtype=dtype or call.compute_dtype, device=call.device)
+        self.sums = {_key(one, part): empty.clone() for one in self.statistics for part in one.sums}
+        self.maxima = {
+            _key(one, part): torch.full_like(empty, -torch.inf) for one in self.statistics for part in one.maxima
+        }
+        over = [] if call.normalizer.is_softmax else self.statistics
+        self.over_largest = [one for one in over if one.of == "shares"]
+        if self.over_largest:
+            self.sums |= {"mass": empty.clone(), "unit": empty.clone()}
+        self._added = [(self.sums[_key(one, part)], add) for one in self.statistics for part, add in one.sums.items()]
+        self._largest = [
+            (self.maxima[_key(one, part)], largest) for one in self.statistics for part, largest in one.maxima.items()
+        ]
 
     def add(self, tile: Seen) -> None:
-        rows = tile.rows
-        if self.largest is not None:
-            part = self.largest[..., rows]
-            torch.maximum(part, _largest_score(tile), out=part)
-        if "total" in self.sums:
-            self.sums["total"][..., rows] += tile.weights.sum(-1)
-        if tile.shares is not None:
-            self._add(tile, tile.shares, tile.log)
-        elif "unit" in self.sums:
+        rows, shares = tile.rows, tile.shares
+        if shares is None and self.over_largest:
             # Hidden cells have weight 0.
-            before = self.sums["unit"][..., rows]
-            unit = torch.maximum(before, tile.weights.amax(-1))
+            unit = torch.maximum(self.sums["unit"][..., rows], tile.weights.amax(-1))
             self._rescale(rows, unit)
-            self._add(tile, tile.weights / unit.masked_fill(unit == 0, 1.0)[..., None], None)
+            shares = tile.weights / unit.masked_fill(unit == 0, 1.0)[..., None]
+        cells = Cells(tile, self.offset, shares)
+        for total, part in self._added:
+            total[..., rows].add_(part(cells))
+        for most, part in self._largest:
+            own = most[..., rows]
+            torch.maximum(own, part(cells), out=own)
+        if self.over_largest:
+            self.sums["mass"][..., rows].add_(cells.mass)
 
     def _rescale(self, rows: slice, unit: Tensor) -> None:
         """Go on with shares of a larger weight: a share of the old one is a smaller share of the new one."""
-        sums = {name: x[..., rows] for name, x in self.sums.items()}
-        smaller = sums["unit"] / unit.masked_fill(unit == 0, 1.0)
-        if "entropy" in sums:
-            # The sum of (s w) log (s w) is s times (the sum of w log w, and log s times the sum of w).
-            sums["entropy"].add_(torch.where(smaller > 0, smaller.log(), 0.0) * sums["mass"]).mul_(smaller)
-        for name in ("mass", "distance"):
-            if name in sums:
-                sums[name].mul_(smaller)
-        sums["unit"].copy_(unit)
-
-    def _add(self, tile: Seen, shares: Tensor, log: Tensor | None) -> None:
-        if "mass" in self.sums or "distance" in self.sums:
-            self._linear(tile, shares)
-        if "entropy" in self.sums:
-            self.sums["entropy"][..., tile.rows] += _times_log(shares, log)
-
-    def _linear(self, tile: Seen, shares: Tensor) -> None:
-        """Sums and distances: away from the diagonal a distance is a row's part plus a column's part, both positive."""
-        s, rows, columns = self.call.sizes, tile.rows, tile.columns
-        if "distance" not in self.sums:
-            self.sums["mass"][..., rows] += shares.sum(-1)
-            return
-        place = torch.arange(rows.start, rows.stop, device=shares.device) + (s.keys - s.queries)
-        column = torch.arange(columns.start, columns.stop, device=shares.device)
-        first, last = rows.start + s.keys - s.queries, rows.stop - 1 + s.keys - s.queries
-        before, after = columns.stop - 1 <= first, columns.start >= last
-        if not before and not after:
-            gap = (place[:, None] - column).abs().to(shares.dtype)
-            self.sums["distance"][..., rows] += (shares * gap).sum(-1)
-            if "mass" in self.sums:
-                self.sums["mass"][..., rows] += shares.sum(-1)
-            return
-        inner = (columns.stop - 1 - column) if before else (column - columns.start)
-        outer = (place - (columns.stop - 1)) if before else (columns.start - place)
-        basis = torch.stack([torch.ones_like(inner), inner], -1).to(shares.dtype)
-        both = shares @ basis
-        self.sums["distance"][..., rows] += both[..., 0] * outer.to(shares.dtype) + both[..., 1]
-        if "mass" in self.sums:
-            self.sums["mass"][..., rows] += both[..., 0]
+        before, mass = self.sums["unit"][..., rows], self.sums["mass"][..., rows]
+        smaller = before / unit.masked_fill(unit == 0, 1.0)
+        for one in self.over_largest:
+            own = {part: self.sums[_key(one, part)][..., rows] for part in one.sums}
+            own |= {part: self.maxima[_key(one, part)][..., rows] for part in one.maxima}
+            for part, x in one.rescaled(Rows(own, mass), smaller).items():
+                own[part].copy_(x)
+        mass.mul_(smaller)
+        before.copy_(unit)
 
     def join(self, other: RowSums, rows: slice) -> None:
         """Add what another one found of other columns of some rows."""
         mine, theirs = ({name: x[..., rows] for name, x in part.sums.items()} for part in (self, other))
-        if "unit" in mine:
+        if self.over_largest:
             unit = torch.maximum(mine["unit"], theirs["unit"].to(mine["unit"].dtype))
             self._rescale(rows, unit)
             other._rescale(rows, unit.to(theirs["unit"].dtype))
         for name in mine.keys() - {"unit"}:
             mine[name] += theirs[name]
-        if self.largest is not None and other.largest is not None:
-            part = self.largest[..., rows]
-            torch.maximum(part, other.largest[..., rows], out=part)
+        for name, most in self.maxima.items():
+            own = most[..., rows]
+            torch.maximum(own, other.maxima[name][..., rows].to(own.dtype), out=own)
 
     def result(self) -> dict[str, Tensor]:
-        return finish_rows(dict(self.sums), self.largest)
+        every, mass = self.sums | self.maxima, self.sums.get("mass")
+        return {
+            one.name: one.finished(
+                Rows(
+                    {part: every[_key(one, part)] for part in (*one.sums, *one.maxima)},
+                    mass if one in self.over_largest else None,
+                )
+            )
+            for one in self.statistics
+        }
 
 
-def finish_rows(found: dict[str, Tensor], largest: Tensor | None) -> dict[str, Tensor]:
-    """Row statistics from sums over shares w, of w log w (`entropy`), of w |i - j| (`distance`).
-
-    If shares need not sum to 1 their sum is `mass`, and they are divided by it.
-    """
-    mass = found.pop("mass", None)
-    found.pop("unit", None)
-    if mass is not None:
-        some = mass.clamp_min(torch.finfo(mass.dtype).tiny)
-    if "distance" in found and mass is not None:
-        found["distance"] = torch.where(mass > 0, found["distance"] / some, 0.0)
-    if "entropy" in found:
-        # Entropy of the shares divided by their sum: log(sum) - (sum of w log w) / sum.
-        spread = -found["entropy"]
-        if mass is not None:
-            spread = torch.where(mass > 0, some.log() + spread / some, 0.0)
-        found["entropy"] = spread.clamp_min(0.0)
-    if largest is not None:
-        found["max_score"] = largest
-    return found
-
-
-def _largest_score(tile: Seen) -> Tensor:
-    if tile.scores is not None:
-        return tile.scores.amax(-1)
-    assert tile.log is not None
-    assert tile.level is not None
-    found = tile.log.amax(-1)
-    return torch.where(found <= -1e29, -torch.inf, found + tile.level[..., 0])
+def _key(statistic: Statistic, part: str) -> str:
+    return part if part == statistic.name else f"{statistic.name}.{part}"
 
 
 class Received(Accumulator):
@@ -284,10 +244,3 @@ def _pool(x: Tensor, dim: int, span: slice, axis: Axis, largest: bool) -> tuple[
     member = np.repeat(np.arange(stop - first), np.diff(edges))
     onehot = torch.from_numpy(member == np.arange(stop - first)[:, None]).to(x.device, x.dtype)
     return first, onehot @ x if dim == -2 else x @ onehot.mT
-
-
-def _times_log(weights: Tensor, log: Tensor | None) -> Tensor:
-    """The sum over a row of w log w, with 0 log 0 = 0."""
-    if log is None:
-        return torch.special.entr(weights).sum(-1).neg()
-    return (weights * log).sum(-1)

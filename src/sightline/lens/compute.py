@@ -11,7 +11,8 @@ from torch import Tensor
 from sightline.lens import geometry, on_cpu, on_gpu, pictures, trial
 from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
 from sightline.lens.limits import require
-from sightline.lens.requests import ROW_STATS, Picture, Request, Top
+from sightline.lens.requests import Picture, Request, Top
+from sightline.lens.statistics import FUSED, STATISTICS
 from sightline.lens.walk import walk
 
 if TYPE_CHECKING:
@@ -60,20 +61,27 @@ def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tupl
 
 
 def _pass(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    """By the fastest pass there is; what it does not know goes to the walk beside it."""
+    known = job if job.rows <= FUSED else job._replace(rows=job.rows & FUSED)
+    both = _fused(levels, known) if known is job or any(known) else None
+    if both is None:
+        return _by_walk(levels, job)
+    found, grids = both
+    rows, tops = job.rows - known.rows, [top for top in job.tops if top not in found]
+    if rows or tops:
+        found |= _by_walk(levels, Job(rows, [], tops, {}, []))[0]
+    return found, grids
+
+
+def _fused(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
+    """By kernels, or by the sweep of a CPU; None if neither can do such a call. Some strongest keys may be missing."""
     call = levels.call
+    both = None
     if on_gpu.takes(levels) and trial.passed(call, job, on_gpu.run, _by_walk):
         both = on_gpu.run(levels, job)
-        if both is not None:
-            found, grids = both
-            tops = [top for top in job.tops if top not in found]
-            if tops:
-                found |= _by_walk(levels, Job(set(), [], tops, {}, []))[0]
-            return found, grids
-    if on_cpu.can(call) and not levels.coarse:
+    if both is None and on_cpu.can(call) and not levels.coarse:
         both = on_cpu.run(levels, job, *_rectangle(call, job))
-        if both is not None:
-            return both
-    return _by_walk(levels, job)
+    return both
 
 
 def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
@@ -98,7 +106,7 @@ def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
                 "fewer keys per query, or tile() for a part of the map",
             )
             job.tops.append(request)
-        elif request in ROW_STATS:
+        elif isinstance(request, str) and request in STATISTICS:
             job.rows.add(request)
         else:
             job.received.append(request)

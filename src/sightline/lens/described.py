@@ -15,7 +15,8 @@ from torch import Tensor
 from sightline.biases import Bias
 from sightline.errors import InputTypeError, SightFileError
 from sightline.lens import geometry
-from sightline.lens.requests import REDUCTIONS, ROW_STATS, Picture, Request, Top
+from sightline.lens.requests import REDUCTIONS, Picture, Request, Top
+from sightline.lens.statistics import is_name
 from sightline.lens.tensor_file import DTYPES, TensorFile, short
 from sightline.masks import Mask
 from sightline.portable import is_ours
@@ -89,8 +90,10 @@ def request_from_json(field: str, written: Any, sizes: Sizes) -> tuple[Request, 
     """A request, and the shape its result must have."""
     maps = (*sizes.batch, sizes.heads)
     if isinstance(written, str):
-        name = one_of(field, written, (*ROW_STATS, "received"))
-        return name, (*maps, sizes.keys if name == "received" else sizes.queries)
+        # A statistic that is not declared here is numbers with a name.
+        if not is_name(written) or written in ("lse", "top", "picture"):
+            raise ValueError(f"{field}: {short(written)} instead of a statistic's name")
+        return written, (*maps, sizes.keys if written == "received" else sizes.queries)
     if isinstance(written, dict) and "top" in written:
         n = whole(f"{field}.top", record(field, written, ("top",))["top"], 1)
         return Top(n), (*maps, sizes.queries, n)

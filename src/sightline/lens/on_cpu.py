@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.lens.accumulators import finish_rows
 from sightline.lens.bands import Band, bands
 from sightline.lens.columns import ColumnPool
 from sightline.lens.levels import level_of
@@ -23,6 +22,7 @@ from sightline.lens.memory import zeros
 from sightline.lens.pictures import means_of
 from sightline.lens.row_sums import Scales
 from sightline.lens.shade import Limits
+from sightline.lens.statistics import MAX_SCORE, STATISTICS, Rows
 from sightline.lens.stretches import stretches
 from sightline.lens.sweep import Plan, Sweep
 from sightline.lens.workers import spread
@@ -194,7 +194,7 @@ def _is_whole(axes: tuple[Axis, Axis], call: Call) -> bool:
 def _row_sums(job: Job) -> list[str]:
     """What is summed for each row."""
     names: list[str] = [name for name in ("entropy", "distance", "total") if name in job.rows]
-    return names + (["largest"] if "max_score" in job.rows else [])
+    return names + (["largest"] if MAX_SCORE.name in job.rows else [])
 
 
 def _level(lse: Tensor, maps: int) -> Tensor:
@@ -230,10 +230,10 @@ def _rows(plan: Plan, levels: Levels) -> dict[str, Tensor]:
         largest.mul_(_LN_2).add_(level_of(levels.row).reshape(largest.shape))
         if plan.rest is not None:
             largest.add_(plan.rest.view(largest.shape), alpha=_LN_2)
-        largest.masked_fill_(hidden, -torch.inf)
+        sums[MAX_SCORE.name] = largest.masked_fill_(hidden, -torch.inf)
     if "total" in sums and plan.factor is not None:
         sums["total"].mul_(plan.factor.view(sums["total"].shape))
-    return finish_rows(sums, largest)
+    return {name: STATISTICS[name].finished(Rows({name: found})) for name, found in sums.items()}
 
 
 def _numpy(dtype: torch.dtype) -> type[np.floating]:

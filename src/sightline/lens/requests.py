@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sightline.errors import InputError, InputTypeError
+from sightline.lens.statistics import STATISTICS, TOTAL
 from sightline.shapes import as_whole
 
-ROW_STATS = ("entropy", "max_score", "distance", "total")
-NAMES = ("entropy", "max_score", "distance", "received", "top", "picture")
+# What can be asked for by name beside the statistics of rows.
+OTHERS = ("received", "top", "picture")
 REDUCTIONS = ("mean", "max", "sum")
 
 
@@ -85,6 +86,15 @@ class Picture:
 Request: TypeAlias = str | Top | Picture
 
 
+def names() -> tuple[str, ...]:
+    """What can be asked for by name; a row's total and its lse, which are known, can be too.
+
+    >>> names()
+    ('entropy', 'max_score', 'distance', 'received', 'top', 'picture')
+    """
+    return (*(name for name in STATISTICS if name != TOTAL.name), *OTHERS)
+
+
 def parse(stats: object) -> list[Request]:
     """The requests of a `stats=` argument, names checked; `"top"` and `"picture"` become their defaults.
 
@@ -96,18 +106,18 @@ def parse(stats: object) -> list[Request]:
     if not isinstance(stats, tuple | list | set | frozenset):
         raise InputTypeError(
             "stats is a tuple of what to compute",
-            expected=f"names out of {', '.join(NAMES)}, sl.Top(n), sl.Picture(…)",
+            expected=f"names out of {', '.join(names())}, sl.Top(n), sl.Picture(…)",
             got=type(stats).__name__,
             hint='stats=("entropy", "received")',
         )
     requests: list[Request] = []
     for stat in stats:
-        if isinstance(stat, Top | Picture) or stat in ("lse", "total"):
+        if isinstance(stat, Top | Picture) or (isinstance(stat, str) and (stat in STATISTICS or stat == "lse")):
             requests.append(stat)
-        elif stat not in NAMES:
+        elif stat not in OTHERS:
             raise InputError(
                 "unknown statistic",
-                expected=f"one of {', '.join(NAMES)}, sl.Top(n) or sl.Picture(…)",
+                expected=f"one of {', '.join(names())}, sl.Top(n) or sl.Picture(…)",
                 got=repr(stat),
                 hint='stats=("entropy", "received")',
             )

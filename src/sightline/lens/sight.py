@@ -19,8 +19,9 @@ from sightline.lens.compute import Weighted, compute
 from sightline.lens.copies import alone
 from sightline.lens.levels import Levels
 from sightline.lens.limits import require
-from sightline.lens.requests import Picture, Request, Top, parse
+from sightline.lens.requests import OTHERS, Picture, Request, Top, parse
 from sightline.lens.select import check_selection, select, select_kept
+from sightline.lens.statistics import STATISTICS, TOTAL
 from sightline.lens.unchanged import Unchanged
 from sightline.lens.walk import see
 
@@ -117,17 +118,17 @@ class Sight:
     @property
     def entropy(self) -> Float[Tensor, "*batch heads queries"]:
         """In nats, of each row's weights divided by their sum, whatever a sink took; 0 for an empty row."""
-        return self._shaped(self._get("entropy"))
+        return self.statistic("entropy")
 
     @property
     def max_score(self) -> Float[Tensor, "*batch heads queries"]:
         """The largest score of each row, after soft-cap, bias and mask; -inf for an empty row."""
-        return self._shaped(self._get("max_score"))
+        return self.statistic("max_score")
 
     @property
     def distance(self) -> Float[Tensor, "*batch heads queries"]:
         """The expected distance |i - j| between query and key, aligned at the end; 0 for an empty row."""
-        return self._shaped(self._get("distance"))
+        return self.statistic("distance")
 
     @property
     def total(self) -> Float[Tensor, "*batch heads queries"]:
@@ -135,9 +136,34 @@ class Sight:
 
         It is added up; where q and k were not kept, nor this sum, a softmax has the sum of its definition.
         """
-        if self._call.q is None and "total" not in self._kept and self._call.normalizer.is_softmax:
+        return self.statistic(TOTAL.name)
+
+    def statistic(self, name: str) -> Float[Tensor, "*batch heads queries"]:
+        """The row statistic of this name: `"entropy"`, or any that was declared (`sl.declare`) or came in a file.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.randn(5, 8), torch.randn(7, 8)).statistic("max_score").shape
+        torch.Size([5])
+        """
+        if not isinstance(name, str) or (name not in STATISTICS and (name in OTHERS or name not in self._kept)):
+            raise InputError(
+                "unknown statistic",
+                expected=f"one of {', '.join(STATISTICS)}",
+                got=repr(name),
+                hint="sl.declare(sl.Statistic(name, …)) makes a new one known",
+            )
+        known = name in self._kept or self._call.q is not None or not self._call.normalizer.is_softmax
+        if name == TOTAL.name and not known:
             return self._shaped(self._due())
-        return self._shaped(self._get("total"))
+        return self._shaped(self._get(name))
+
+    if not TYPE_CHECKING:  # a checker of types should still find names that are misspelt
+
+        def __getattr__(self, name: str) -> Tensor:
+            """A declared statistic reads like the others: `sight.distance_variance`."""
+            if name in STATISTICS:
+                return self.statistic(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     @property
     def sink_share(self) -> Float[Tensor, "*batch heads queries"]:
@@ -360,7 +386,7 @@ class Sight:
     def _due(self) -> Tensor:
         """What each row's weights sum to by their definition (softmax) or as they were added up, for any shape."""
         if not self._call.normalizer.is_softmax:
-            return self._get("total")
+            return self._get(TOTAL.name)
         return torch.where(self._row == -torch.inf, 0.0, 1 - self._sink())
 
     def _shaped(self, x: Tensor) -> Tensor:

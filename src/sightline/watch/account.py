@@ -22,7 +22,8 @@ from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums, 
 from sightline.lens.geometry import Axis
 from sightline.lens.html import cell_for
 from sightline.lens.levels import Levels, level_of
-from sightline.lens.requests import ROW_STATS, parse
+from sightline.lens.requests import names, parse
+from sightline.lens.statistics import DISTANCE, STATISTICS
 from sightline.lens.walk import see, walk
 from sightline.watch.shares import Place, shares
 
@@ -37,6 +38,8 @@ _OFF = 0.02
 # Bins of one layer's overview over batch and heads: 64 MiB.
 _BINS = 1 << 24
 
+# What is computed of watched layers alone.
+OWN = ("overview", "overview_max", "shares")
 DEFAULT = ("entropy", "received", "overview", "shares")
 
 
@@ -65,8 +68,7 @@ def read_stats(stats: Any) -> Wanted:
     if not isinstance(stats, tuple | list | set | frozenset):
         raise InputTypeError(
             "stats is a tuple of what to compute",
-            expected="names out of entropy, max_score, distance, received, overview, overview_max, shares, "
-            "sl.Top(n), sl.Picture(…)",
+            expected=f"names out of {', '.join((*names(), *OWN))}, sl.Top(n), sl.Picture(…)",
             got=type(stats).__name__,
             hint='stats=("entropy", "received", "overview")',
         )
@@ -75,14 +77,14 @@ def read_stats(stats: Any) -> Wanted:
         if own in stats:
             wanted.overview += (reduce,)
     wanted.shares = "shares" in stats
-    for request in parse([stat for stat in stats if stat not in ("overview", "overview_max", "shares")]):
+    for request in parse([stat for stat in stats if stat not in OWN]):
         if isinstance(request, Top):
             wanted.tops.append(request)
         elif isinstance(request, Picture):
             wanted.pictures.append(request)
         elif request == "received":
             wanted.received = True
-        elif request in ROW_STATS:
+        elif request in STATISTICS:
             wanted.rows.append(request)
     return wanted
 
@@ -109,8 +111,8 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
         levels, s = Levels(call, row), call.sizes
         rows = list(wanted.rows)
         cross = place.query_position < 0
-        if wanted.shares and "distance" not in rows and not cross and not distance_is_known(call, place.steps):
-            rows.append("distance")
+        if wanted.shares and DISTANCE.name not in rows and not cross and not distance_is_known(call, place.steps):
+            rows.append(DISTANCE.name)
         if len(s.batch) > 1 or (is_small(cells_of(call)) and not _swept(call, place)):
             if call.device.type == "cuda":
                 levels.assume()

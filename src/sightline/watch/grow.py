@@ -17,6 +17,7 @@ from torch import Tensor
 from sightline.attention.call import Call
 from sightline.errors import InputError
 from sightline.lens import Picture, Top
+from sightline.lens.statistics import STATISTICS
 from sightline.masks import Band, Mask, causal, padding, prefix
 from sightline.watch.account import Wanted, cells_for
 from sightline.watch.kept import KeptSight, gather_bins
@@ -169,9 +170,9 @@ def join(layer: Layer) -> KeptSight:
     s = last.sizes._replace(queries=layer.queries, keys=layer.keys)
     row = _cat([part.found["row"] for part in parts], -1)
     kept: dict[Any, Any] = {}
-    for name in ("entropy", "max_score", "distance", "total"):
+    for name, statistic in STATISTICS.items():
         # In cross-attention a distance is counted from where the last query stands, which every step moves.
-        moves = name == "distance" and layer.kind == "cross" and len(parts) > 1
+        moves = statistic.by_place and layer.kind == "cross" and len(parts) > 1
         if all(name in part.found for part in parts) and not moves:
             kept[name] = _cat([part.found[name] for part in parts], -1)
     if all("received" in part.found for part in parts):

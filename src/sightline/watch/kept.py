@@ -17,6 +17,7 @@ from sightline.lens import Picture, Sight, Top, geometry, pictures
 from sightline.lens.accumulators import Accumulator, Received, RowSums, Seen, Strongest
 from sightline.lens.compute import Weighted
 from sightline.lens.levels import level_of
+from sightline.lens.statistics import NoScores
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -157,14 +158,15 @@ class KeptSight(Sight):
         elif request == "received":
             part = Received(call, None)
         else:
-            if request == "max_score" and log is None:
-                return None
             part = RowSums(call, {request})
         visible = None
         if call.mask is not None:
             visible = call.mask.tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, self.device)
             visible = visible.expand_as(whole)
-        part.add(Seen(slice(0, s.queries), slice(0, s.keys), whole, visible, None, log, shares, level))
+        try:
+            part.add(Seen(slice(0, s.queries), slice(0, s.keys), whole, visible, None, log, shares, level))
+        except NoScores:
+            return None
         result = part.result()
         return result[str(request)] if isinstance(result, dict) else result
 
