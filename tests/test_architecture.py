@@ -368,6 +368,28 @@ def test_every_public_name_has_an_example() -> None:
     assert not bare, "\n".join(["without a `>>>` example in its docstring:", *bare])
 
 
+# Statistics
+
+# Who names a row statistic: its declaration, the passes that have a line of their own for it, the properties of a
+# sight, and those who choose what to compute if nobody says. All others go through the declarations.
+NAMES_STATISTICS = {
+    "lens/statistics.py",
+    "lens/sight.py",
+    *("lens/on_cpu.py", "lens/row_sums.py", "lens/compiled.py", "lens/on_gpu.py", "kernels/look.py", "kernels/rows.py"),
+    *("watch/account.py", "explore/model_runs.py", "nn/tap.py"),
+}
+
+
+def test_a_statistic_is_named_where_it_is_declared() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in source_files()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in ("entropy", "max_score")
+    }
+    assert found == NAMES_STATISTICS, "read sightline.lens.statistics instead of a list of names of one's own"
+
+
 # Optional imports
 
 

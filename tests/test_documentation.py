@@ -37,12 +37,13 @@ def python_blocks(text: str) -> Iterator[tuple[int, str]]:
 def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     """A module of its own for a page; what its recipes register is forgotten afterwards."""
     from sightline.attention.choose import BACKENDS
+    from sightline.lens.statistics import STATISTICS
     from sightline.models.families import FAMILIES
     from sightline.normalizers import NORMALIZERS
 
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
-    tables: list[dict[str, Any]] = [BACKENDS, FAMILIES, NORMALIZERS]
+    tables: list[dict[str, Any]] = [BACKENDS, FAMILIES, NORMALIZERS, STATISTICS]
     saved = [dict(table) for table in tables]
     yield vars(module)
     for table, entries in zip(tables, saved, strict=True):

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 import sightline as sl
 import watch_cases as tiny
 from cases import Case
+from explore_cases import make_run, sights, words
 from lens_cases import gaps, whole_map
 from sightline.errors import InputError, InputTypeError, SightFileError
+from sightline.explore import measures
+from sightline.explore.atlas import Atlas
 from sightline.lens import compute, declared
 from sightline.lens.accumulators import RowSums
 from sightline.lens.requests import names
@@ -25,6 +29,8 @@ from sightline.lens.walk import walk
 from sightline.watch import account
 from sightline.watch.gather import Gather
 from sightline.watch.shares import SHARES
+from sightline.web.shapes import Cell as CellShape
+from sightline.web.shapes import Portraits
 
 NAME = "distance_variance"
 
@@ -360,3 +366,54 @@ def test_squares_of_shares_say_how_they_scale() -> None:
         p = weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)
         exact = torch.where(weights.sum(-1) > 0, 1 / (p**2).sum(-1).clamp_min(1e-30), 0.0)
         torch.testing.assert_close(sl.look(one.q, one.k, **one.options).statistic("sharers"), exact)
+
+
+# Showing
+
+
+def test_portraits_have_it() -> None:
+    model, given = tiny.model("llama"), tiny.inputs("llama", "left")
+    with torch.no_grad(), sl.watch(model, stats=(NAME, "shares", "max_score")) as seen:
+        model(**given)
+    portraits = seen.portraits()
+    assert [set(one) for one in portraits.others] == [{NAME, "max_score"}] * len(portraits)
+    assert NAME in portraits.table().columns
+    assert "variance of the distance: " in portraits.svg()
+    rows = seen[0].statistic(NAME)[:, 1].double()
+    real = given["attention_mask"].bool()
+    assert portraits.others[1][NAME] == pytest.approx(float(rows[real].mean()), rel=1e-5)
+
+
+def test_the_explorer_shows_it() -> None:
+    made = sights(41)
+    for sight in made.values():
+        sight.prepare(NAME)
+    run = make_run(made, words(41))
+    body, _ = Atlas().portraits(run)
+    shown = {"name": NAME, "label": "variance of the distance", "unit": "tokens²", "about": VARIANCE.about}
+    assert body["measures"][-1] == shown | {"range": None}
+    assert [one["label"] for one in body["measures"]][:-1] == [
+        *("focus", "first token", "previous token", "itself", "induction", "mean distance")
+    ]
+    found = made[run.layers[1].name].statistic(NAME).reshape(-1, 3, 41)[0]
+    for head in range(3):
+        assert body["heads"][1][head][NAME] == pytest.approx(float(found[head].mean()), rel=1e-5)
+        value = pytest.approx(float(found[head, 7]))
+        assert run.view(1, head).cell(7, 3)["others"] == [
+            {"name": NAME, "label": shown["label"], "unit": shown["unit"], "value": value}
+        ]
+    TypeAdapter(Portraits).validate_python(body)
+    TypeAdapter(CellShape).validate_python(run.view(1, 0).cell(7, 3), strict=True)
+    declared.forget(NAME)  # a run that somebody else made
+    assert Atlas().portraits(run)[0]["measures"][-1]["label"] == "distance variance"
+
+
+def test_it_goes_from_a_watched_generation_into_the_explorer(tmp_path: Path) -> None:
+    model, given = tiny.model("llama"), tiny.inputs("llama", "left")
+    with torch.no_grad(), sl.watch(model, stats=(NAME, "overview", "shares")) as seen:
+        model.generate(**given, max_new_tokens=3, do_sample=False)
+    for seen_again in (seen, sl.load(seen.save(tmp_path / "run"))):
+        run = make_run(seen_again, words(14))
+        heads, _ = measures.measure(run)
+        assert heads[0][0][NAME] == pytest.approx(seen.portraits().others[0][NAME])
+        assert measures.listed(heads)[-1]["label"] == "variance of the distance"

@@ -157,3 +157,36 @@ def test_long_figures_and_hints_are_whole(browser: Browser, live: Live, short: s
     visit.until("document.querySelector('.text .about').textContent.startsWith('Point at')")
     assert inside(page, ".text .about")
     visit.close()
+
+
+def with_one_more(route: Route) -> None:
+    """The portraits of a run for which somebody declared a statistic."""
+    answer = route.fetch()
+    body = json.loads(answer.text())
+    heads = [head for layer in body["heads"] for head in layer]
+    for i, head in enumerate(heads):
+        head["distance_variance"] = 100.0 * (i + 1)
+    label = "variance of the distance"
+    shown = {"name": "distance_variance", "label": label, "unit": "tokens²", "about": "how spread out", "range": None}
+    body["measures"].append(shown)
+    route.fulfill(response=answer, json=body)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_declared_statistic_is_listed_and_ranked_by(browser: Browser, live: Live, width: int) -> None:
+    run = make_run(sights(60, layers=2, heads=3), words(60), text="six heads")
+    live.service.library.add(run)
+    visit = Visit(browser, live.base, viewport={"width": width, "height": 900})
+    visit.page.route("**/portraits*", with_one_more)
+    page = visit.open(f"#v=1&run={run.id}&view=map&L=1&H=0")
+    if width < 900:
+        page.click(".panels [data-panel=heads]")
+    line = page.locator(".measures li", has_text="variance of the distance")
+    assert line.locator("b").inner_text() == "400"
+    assert line.get_attribute("title") == "how spread out, in tokens²"
+    assert inside(page, ".measures b")
+    page.click(".chip-button[data-order=distance_variance]")
+    assert page.locator(".chip-button[aria-checked=true]").inner_text() == "Variance of the distance"
+    values = [float(text) for text in page.locator(".head .caption b").all_inner_texts()]
+    assert values == [600, 500, 400, 300, 200, 100]
+    visit.close()

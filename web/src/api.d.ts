@@ -19,6 +19,7 @@ export interface components {
             of?: number;
             score?: number | null;
             entropy: number | null;
+            others: components["schemas"]["RowValue"][];
         };
         /** @description One attention layer; `floor` are the lowest levels of its map that can be shown, if any. */
         Layer: {
@@ -55,16 +56,16 @@ export interface components {
                 number
             ] | null;
         };
-        /** @description What a head is like, as far as it is known. */
-        Measures: {
-            entropy: number | null;
-            spread: number | null;
-            focus: number | null;
-            first: number | null;
-            previous: number | null;
-            same: number | null;
-            distance: number | null;
-            induction: number | null;
+        /** @description How a number of a head is shown; `range` are the ends of its scale, if it has any. */
+        Measure: {
+            name: string;
+            label: string;
+            unit: string;
+            about: string;
+            range: [
+                number,
+                number
+            ] | null;
         };
         /** @description A model that can be run here. */
         Model: {
@@ -115,9 +116,16 @@ export interface components {
                 number
             ];
         };
-        /** @description Every head by layer: its measures, the heads most like it and how much; and the one to look at first. */
+        /**
+         * @description Every head by layer: its numbers as far as they are known, the heads most like it and how much.
+         *
+         *     `measures` are what a portrait lists, in this order; `first` is the head to look at first.
+         */
         Portraits: {
-            heads: components["schemas"]["Measures"][][];
+            heads: {
+                [key: string]: number | null;
+            }[][];
+            measures: components["schemas"]["Measure"][];
             similar: [
                 number,
                 number,
@@ -134,6 +142,13 @@ export interface components {
             expected: string;
             got: string;
             try: string;
+        };
+        /** @description A statistic of a row. */
+        RowValue: {
+            name: string;
+            label: string;
+            unit: string;
+            value: number | null;
         };
         /** @description A run: its model, its text, its layers, and what attended without being caught. */
         Run: {

@@ -145,7 +145,7 @@ export class EmbeddedSource implements Source {
     if (rows.includes(":")) throw lacks("the cells behind a pixel");
     const [query, key] = [Number(rows), Number(cols)];
     const weight = this.rowOf(layer, head, query)[key];
-    return { query, key, visible: true, weight, entropy: null };
+    return { query, key, visible: true, weight, entropy: null, others: [] };
   }
 
   async link(_run: string, _rev: number, layer: number, head: number): Promise<[number, number, number] | null> {

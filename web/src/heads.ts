@@ -4,10 +4,11 @@ import { onChange } from "./changes";
 import { css, rampColor, show, thumbTable } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
+import { extra, filled, said, written } from "./measures";
 import { type OpenRun, THUMB } from "./run";
-import type { Measure } from "./source";
 
-type Order = "interest" | Measure | "layer";
+// "interest", "layer", or the name of a measure.
+type Order = string;
 
 const CHIPS: { order: Order; name: string; title: string }[] = [
   { order: "interest", name: "Interesting", title: "focused, and neither on the first nor on the previous token" },
@@ -40,22 +41,20 @@ export class Heads {
       this.portrait,
       this.preview,
     );
-    for (const { order, name, title } of CHIPS) {
-      const chip = el(
-        "button",
-        { class: "chip-button", title, attrs: { type: "button", role: "radio", "data-order": order } },
-        name,
-      );
-      chip.addEventListener("click", () => this.rank(order));
-      this.chips.append(chip);
-    }
+    for (const { order, name, title } of CHIPS) this.chips.append(this.chip(order, name, title));
     this.grid.addEventListener("click", (event) => this.act(event));
     this.grid.addEventListener("pointerover", (event) => this.showPreview(event));
     this.grid.addEventListener("pointerleave", () => (this.preview.hidden = true));
     this.grid.addEventListener("keydown", (event) => this.key(event));
     this.grid.addEventListener("focus", () => this.mark());
-    onChange(context.run, () => this.draw());
-    onChange(context.portraits, () => this.draw());
+    onChange(context.run, () => {
+      this.offer();
+      this.draw();
+    });
+    onChange(context.portraits, () => {
+      this.offer();
+      this.draw();
+    });
     onChange(context.dark, () => this.draw());
     context.store.on(["map"], () => this.draw());
     context.store.on(["layer", "head"], () => {
@@ -67,14 +66,38 @@ export class Heads {
     this.rank("interest");
   }
 
+  private chip(order: Order, name: string, title: string): HTMLElement {
+    const chip = el(
+      "button",
+      { class: "chip-button", title, attrs: { type: "button", role: "radio", "data-order": order } },
+      name,
+    );
+    chip.addEventListener("click", () => this.rank(order));
+    return chip;
+  }
+
+  // Chips for statistics that this run has beside the usual ones.
+  private offer(): void {
+    const more = extra(this.context.run.value?.measures ?? []);
+    const chips = [...this.chips.children].slice(0, CHIPS.length);
+    chips.push(...more.map((one) => this.chip(one.name, one.label[0].toUpperCase() + one.label.slice(1), said(one))));
+    this.chips.replaceChildren(...chips);
+    const gone = !chips.some((chip) => (chip as HTMLElement).dataset.order === this.order);
+    this.check(gone ? "interest" : this.order);
+  }
+
   rank(order: Order): void {
+    this.check(order);
+    this.draw();
+  }
+
+  private check(order: Order): void {
     this.order = order;
     for (const chip of this.chips.children) {
       const on = (chip as HTMLElement).dataset.order === order;
       chip.setAttribute("aria-checked", String(on));
       (chip as HTMLElement).tabIndex = on ? 0 : -1;
     }
-    this.draw();
   }
 
   focus(): void {
@@ -83,7 +106,7 @@ export class Heads {
 
   private score(run: OpenRun, layer: number, head: number): number | null {
     if (this.order === "layer") return null;
-    const value = (name: Measure) => run.measure(layer, head, name);
+    const value = (name: string) => run.measure(layer, head, name);
     if (this.order !== "interest") return value(this.order);
     const focus = value("focus");
     return focus === null ? null : focus * (1 - (value("first") ?? 0)) * (1 - (value("previous") ?? 0));
@@ -97,7 +120,7 @@ export class Heads {
     );
     if (this.order === "layer") this.listed = all;
     else {
-      const scores = new Map(all.map(([l, h]) => [`${l}/${h}`, this.score(run, l, h) ?? -1]));
+      const scores = new Map(all.map(([l, h]) => [`${l}/${h}`, this.score(run, l, h) ?? -Infinity]));
       this.listed = [...all].sort((a, b) => scores.get(`${b[0]}/${b[1]}`)! - scores.get(`${a[0]}/${a[1]}`)!);
     }
     const byLayer = this.order === "layer";
@@ -152,11 +175,17 @@ export class Heads {
           "span",
           { class: "caption" },
           run.short(layer, head),
-          score === null ? null : el("b", {}, score.toFixed(2).replace(/^0/, "")),
+          score === null ? null : el("b", {}, this.figure(run, score)),
         ),
       );
     }
     return cell;
+  }
+
+  // The score below a thumbnail: shares in short, other measures as the portrait has them.
+  private figure(run: OpenRun, score: number): string {
+    const measure = extra(run.measures).find(({ name }) => name === this.order);
+    return measure ? written(measure, score) : score.toFixed(2).replace(/^0/, "");
   }
 
   private mark(): void {
@@ -174,26 +203,18 @@ export class Heads {
     const run = this.context.run.value;
     const { layer, head } = this.context.state;
     if (!run || layer >= run.info.layers.length) return;
-    const measures: [string, Measure, boolean][] = [
-      ["focus", "focus", true],
-      ["first token", "first", true],
-      ["previous token", "previous", true],
-      ["itself", "same", true],
-      ["induction", "induction", true],
-      ["distance", "distance", false],
-    ];
-    const bars = measures
-      .map(([name, measure, share]) => {
-        const value = run.measure(layer, head, measure);
+    const bars = run.measures
+      .map((measure) => {
+        const value = run.measure(layer, head, measure.name);
         if (value === null) return null;
         const bar = el("span", { class: "bar" });
-        bar.style.width = `${share ? 100 * Math.min(value, 1) : 0}%`;
+        bar.style.width = `${100 * filled(measure, value)}%`;
         return el(
           "li",
-          {},
-          el("span", {}, name),
+          { title: said(measure) },
+          el("span", {}, measure.label),
           el("span", { class: "track" }, bar),
-          el("b", {}, share ? `${Math.round(100 * value)} %` : length(value)),
+          el("b", {}, written(measure, value)),
         );
       })
       .filter((x) => x !== null);
@@ -294,14 +315,9 @@ export function drawThumb(
   canvas.getContext("2d")!.putImageData(image, 0, 0);
 }
 
-// A mean distance: of a short one a tenth tells something.
-function length(tokens: number): string {
-  return tokens < 99.95 ? tokens.toFixed(1) : Math.round(tokens).toLocaleString("en");
-}
-
 // One sentence about a head, as one would say it.
 export function summary(run: OpenRun, layer: number, head: number, link: [number, number, number] | null): string {
-  const value = (name: Measure) => run.measure(layer, head, name);
+  const value = (name: string) => run.measure(layer, head, name);
   const [focus, first, previous, induction] = [value("focus"), value("first"), value("previous"), value("induction")];
   const kind =
     (first ?? 0) > 0.5

@@ -99,8 +99,13 @@ export class OpenRun {
     return thumb ? thumbWeight(thumb.reduce((a, b) => Math.max(a, b), 0)) : NaN;
   }
 
-  measure(layer: number, head: number, name: Measure): number | null {
+  measure(layer: number, head: number, name: string): number | null {
     return this.portraits?.heads[layer]?.[head]?.[name] ?? null;
+  }
+
+  // What a portrait lists: the server says what there is, and how it is called.
+  get measures(): Measure[] {
+    return this.portraits?.measures ?? [];
   }
 
   name(layer: number, head: number): string {

@@ -110,6 +110,11 @@ export class Tooltip {
             `rank ${peek.rank.toLocaleString("en")} of ${peek.of!.toLocaleString("en")}${peek.score == null ? "" : `, score ${peek.score.toFixed(2)}`}`,
           ),
           el("div", { class: "fine" }, `entropy of the row ${(peek.entropy ?? 0).toFixed(2)}`),
+          ...peek.others
+            .filter(({ value }) => value !== null)
+            .map(({ label, unit, value }) =>
+              el("div", { class: "fine" }, `${label} of the row ${value!.toPrecision(3)} ${unit}`.trim()),
+            ),
         );
       if (weight !== null && peek)
         this.found(

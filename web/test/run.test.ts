@@ -77,13 +77,13 @@ describe("a head in a sentence", () => {
   ])("is of a kind: %j", (change, kind) => {
     const open = run();
     const heads = [[{ ...MEASURES, ...change }]];
-    open.portraits = { heads, similar: [], first: [0, 0], complete: true };
+    open.portraits = { heads, measures: [], similar: [], first: [0, 0], complete: true };
     expect(summary(open, 0, 0, null)).toContain(`4 tokens, ${kind}: entropy 1.0 of 3.1`);
   });
 
   test("names its strongest link", () => {
     const open = run();
-    open.portraits = { heads: [[MEASURES]], similar: [], first: [0, 0], complete: true };
+    open.portraits = { heads: [[MEASURES]], measures: [], similar: [], first: [0, 0], complete: true };
     expect(summary(open, 0, 0, [2, 1, 0.81])).toBe(
       "4 tokens, focused: entropy 1.0 of 3.1; 12\u00a0% first token; strongest were to kids 0.810",
     );

@@ -62,7 +62,7 @@ export function embedded(change: Partial<Embedded> = {}): Embedded {
     info: info([layer(0)]),
     tokens: { texts: ["a", "b", "c", "d"], kinds: [0, 0, 0, 0] },
     memory: null,
-    portraits: { heads: [], similar: [], first: [0, 0], complete: true },
+    portraits: { heads: [], measures: [], similar: [], first: [0, 0], complete: true },
     thumbs: packed(thumbs),
     heads: {
       "0/0": {

@@ -40,7 +40,13 @@ class Atlas:
         pictures, exact = self.pictures(run)
         complete &= exact
         first = measures.first_choice(heads)
-        body = {"heads": heads, "similar": measures.similar(pictures), "first": first, "complete": complete}
+        body = {
+            "heads": heads,
+            "measures": measures.listed(heads),
+            "similar": measures.similar(pictures),
+            "first": first,
+            "complete": complete,
+        }
         return body, complete
 
     def thumbs(self, run: Run) -> tuple[bytes, bool]:

@@ -9,8 +9,10 @@ import torch
 
 from sightline.attention.tiles import Columns, scaled_rows, score_tile
 from sightline.errors import InputError
+from sightline.explore.overview import TRACK
 from sightline.explore.pyramid import DIRECT, Pyramid
 from sightline.lens.requests import Top
+from sightline.lens.statistics import kept_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,15 +60,15 @@ class HeadView:
     def tracks(self) -> tuple[np.ndarray, np.ndarray] | None:
         """The entropy of every query and what every key received; None while that is being computed."""
         kept = self.sight._kept
-        if ("entropy" in kept and "received" in kept) or (self.pyramid.exact and self.queries * self.keys <= DIRECT):
-            self.sight.prepare("entropy", "received")
-            return _plain(self.sight.entropy[0]), _plain(self.sight.received()[0])
+        if (TRACK in kept and "received" in kept) or (self.pyramid.exact and self.queries * self.keys <= DIRECT):
+            self.sight.prepare(TRACK, "received")
+            return _plain(self.sight.statistic(TRACK)[0]), _plain(self.sight.received()[0])
         if self.pyramid.fine is not None:
             return self.pyramid.fine.tracks(self.sight)
-        raise _not_kept("entropy and received")
+        raise _not_kept(f"{TRACK} and received")
 
     def cell(self, query: int, key: int) -> dict[str, Any]:
-        """One cell: its weight and score, its rank in the row, and the entropy of the row."""
+        """One cell: its weight and score, its rank in the row, and the entropy and other statistics of the row."""
         self.inside("query", [query], self.queries)
         self.inside("key", [key], self.keys)
         row = self.row([query])
@@ -79,8 +81,19 @@ class HeadView:
             found["of"] = len(seen)
             if self.pyramid.exact:
                 found["score"] = _number(self._score(query, key))
-        found["entropy"] = _number(_entropy(row))
+        found[TRACK] = _number(_entropy(row))
+        found["others"] = self.statistics(query)
         return found
+
+    def statistics(self, query: int) -> list[dict[str, Any]]:
+        """The other statistics that were computed of a row: how each is called, and its value."""
+        self.inside("query", [query], self.queries)
+        kept = self.sight._kept
+        return [
+            {"name": name, "label": shown.label, "unit": shown.unit, "value": _number(float(kept[name][0, query]))}
+            for name, shown in kept_rows(kept).items()
+            if name != TRACK
+        ]
 
     def patch(self, rows: slice, columns: slice) -> dict[str, Any]:
         """A rectangle: the mean over its visible cells, its largest weight, and where that is."""

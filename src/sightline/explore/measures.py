@@ -11,17 +11,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from sightline.explore.overview import PATCH
+from sightline.explore.overview import PATCH, TRACK
 from sightline.explore.pyramid import DIRECT
 from sightline.explore.run import Layer, Run
 from sightline.explore.thumbs import decode
 from sightline.lens import Sight
+from sightline.lens.statistics import DISTANCE, ENTROPY, Shown, kept_rows
 
 # Rows of the diagonal that are computed in one go.
 BAND = 256
+_SHARE = (0.0, 1.0)
+# What the portrait of a head lists; entropy and spread are said in its sentence.
+LISTED = (
+    Shown("focus", "focus", about="low entropy for the number of visible keys", range=_SHARE),
+    Shown("first", "first token", about="looks at the first token", range=_SHARE),
+    Shown("previous", "previous token", about="looks at the token before", range=_SHARE),
+    Shown("same", "itself", about="looks at the same token", range=_SHARE),
+    Shown("induction", "induction", about="looks at what came next the last time", range=_SHARE),
+    DISTANCE.described,
+)
+MEASURES = (ENTROPY.name, "spread", *(shown.name for shown in LISTED))
 # What a watched run says itself; the rest is made of its sights.
-TOLD = ("first", "previous", "same", "distance", "induction")
-MEASURES = ("entropy", "spread", "focus", "first", "previous", "same", "distance", "induction")
+TOLD = tuple(shown.name for shown in LISTED if shown.name != "focus")
 Measures = dict[str, float | None]
 
 
@@ -34,6 +45,16 @@ def measure(run: Run) -> tuple[list[list[Measures]], bool]:
         found.append(heads)
         complete &= whole
     return found, complete
+
+
+def listed(heads: list[list[Measures]]) -> list[dict[str, Any]]:
+    """What a portrait lists, and how: the usual measures, then the other statistics that some head has.
+
+    >>> [shown["label"] for shown in listed([[{"max_score": 3.0, "nearby": 0.5}]])][-2:]
+    ['largest score', 'nearby']
+    """
+    more = dict.fromkeys(name for layer in heads for head in layer for name in head if name not in MEASURES)
+    return [shown._asdict() for shown in (*LISTED, *kept_rows(more).values())]
 
 
 def interest(head: Measures) -> float:
@@ -91,10 +112,11 @@ def _told(run: Run) -> dict[str, dict[str, np.ndarray]]:
     portraits = getattr(run.account, "portraits", None)
     if portraits is None:
         return told
-    for portrait in portraits():
-        mine = told.setdefault(portrait.layer, {name: np.array([]) for name in TOLD})
-        for name in TOLD:
-            value = getattr(portrait, name)
+    found = portraits()
+    for i, portrait in enumerate(found):
+        own = {name: getattr(portrait, name) for name in TOLD} | (found.others[i] if found.others else {})
+        mine = told.setdefault(portrait.layer, {name: np.array([]) for name in own})
+        for name, value in own.items():
             mine[name] = np.append(mine[name], np.nan if value is None else value)
     return told
 
@@ -106,12 +128,15 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
     visible = _visible(sight, run.batch)
     rows = visible > 0
     complete = True
-    if "entropy" in sight._kept or (layer.exact and layer.queries * layer.keys * layer.heads <= 4 * DIRECT):
+    for name in kept_rows(sight._kept):
+        if known.get(name) is None:
+            known[name] = _mean(_member(sight.statistic(name), run.batch, layer), rows)
+    if TRACK in sight._kept or (layer.exact and layer.queries * layer.keys * layer.heads <= 4 * DIRECT):
         entropy = _member(sight.entropy, run.batch, layer)
         spread = np.log(np.maximum(visible, 1))
         share = np.divide(entropy, spread, out=np.zeros_like(entropy), where=visible > 1)
         several = visible > 1
-        known["entropy"] = _mean(entropy, rows)
+        known[TRACK] = _mean(entropy, rows)
         known["spread"] = _mean(np.broadcast_to(spread, entropy.shape), rows)
         known["focus"] = 1 - _mean(share, np.broadcast_to(several, share.shape))
     elif layer.exact:

@@ -17,7 +17,7 @@ import numpy as np
 from sightline.errors import InputError
 from sightline.explore import measures, thumbs
 from sightline.explore.links import strongest_link
-from sightline.explore.overview import COARSE, overview_level
+from sightline.explore.overview import COARSE, TRACK, overview_level
 from sightline.explore.page import STATIC, asset
 from sightline.explore.pyramid import TILE, Pyramid
 from sightline.explore.run import Run
@@ -90,6 +90,7 @@ def _data(run: Run) -> dict[str, Any]:
         else {"texts": run.memory_labels.texts, "kinds": run.memory_labels.kinds},
         "portraits": {
             "heads": measured,
+            "measures": measures.listed(measured),
             "similar": measures.similar(pictures),
             "first": list(order[0]),
             "complete": True,
@@ -111,7 +112,7 @@ def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
     found: dict[str, Any] = {"levels": list(levels), "mean": _packed(thumbs.encode(_whole(pyramid, levels, "mean")))}
     if levels != (0, 0) and _has_maxima(pyramid, levels):
         found["max"] = _packed(thumbs.encode(_whole(pyramid, levels, "max")))
-    tracks = view.tracks() if view.exact or {"entropy", "received"} <= view.sight._kept.keys() else None
+    tracks = view.tracks() if view.exact or {TRACK, "received"} <= view.sight._kept.keys() else None
     if tracks is not None:
         found["tracks"] = _packed(np.concatenate(tracks).astype("<f4"))
     if view.exact and view.queries * view.keys <= SHORT * SHORT * 64:

@@ -8,9 +8,9 @@ rows (the steps of a generation) are put one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -151,7 +151,7 @@ class Rows(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._parts[name]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 
     def __len__(self) -> int:
@@ -163,6 +163,16 @@ class Rows(Mapping[str, Tensor]):
             return self[name]
         some = self.mass.clamp_min(torch.finfo(self.mass.dtype).tiny)
         return torch.where(self.mass > 0, self[name] / (some if power == 1 else some**power), 0.0)
+
+
+class Shown(NamedTuple):
+    """How a number of a row or a head is shown: see `Statistic`."""
+
+    name: str
+    label: str
+    unit: str = ""
+    about: str = ""
+    range: tuple[float, float] | None = None
 
 
 Part: TypeAlias = Callable[[Cells], Tensor]
@@ -229,18 +239,25 @@ class Statistic:
             for name, x in rows.items()
         }
 
-    def described(self) -> dict[str, object]:
+    @property
+    def described(self) -> Shown:
         """How it is shown."""
-        return {"name": self.name, "label": self.label, "unit": self.unit, "about": self.about, "range": self.range}
+        return Shown(self.name, self.label, self.unit, self.about, self.range)
 
 
 # Every row statistic by its name, in the order in which they are listed.
 STATISTICS: dict[str, Statistic] = {}
 
 
-def shown_as(name: str) -> Statistic:
-    """How a statistic is shown, also one that came in a file and is not declared here."""
-    return STATISTICS.get(name) or Statistic(name)
+def kept_rows(kept: Iterable[object]) -> dict[str, Shown]:
+    """The row statistics among what is kept of a sight, as they are shown; one of a file need not be declared here.
+
+    >>> [shown.label for shown in kept_rows(["received", "distance", "total", "from_a_file"]).values()]
+    ['mean distance', 'from a file']
+    """
+    found = [name for name in kept if is_name(name) and name != "received"]
+    every = {name: STATISTICS.get(name) or Statistic(name) for name in found if isinstance(name, str)}
+    return {name: statistic.described for name, statistic in every.items() if statistic.shown}
 
 
 def is_name(name: object) -> bool:

@@ -66,18 +66,8 @@ def _unseen(seen: Seen) -> str:
     return f'<p style="font:12px sans-serif">Not seen:</p><ul style="font:12px sans-serif">{listed}</ul>'
 
 
-_MEASURES = {
-    "previous": "previous token",
-    "first": "first token",
-    "same": "same token",
-    "distance": "mean distance",
-    "entropy": "entropy",
-    "induction": "induction",
-}
-
-
 def portraits_svg(portraits: Portraits) -> str:
-    """One map of layers x heads for every measure: shares from 0 to 1, others from their least to their greatest."""
+    """One map of layers x heads for every measure, over its range, or from its least to its greatest."""
     layers = list(dict.fromkeys(p.layer for p in portraits))
     columns = max((p.head for p in portraits), default=0) + 1
     cell = max(4, min(16, 240 // max(columns, 1)))
@@ -85,14 +75,12 @@ def portraits_svg(portraits: Portraits) -> str:
     panel = max(width, 150)  # room for its title
     across, gap, head = 6 if panel <= 170 else 3, 20, 18
     parts = []
-    for n, (measure, label) in enumerate(_MEASURES.items()):
+    measures = portraits.measures()
+    for n, (shown, values) in enumerate(measures.values()):
         left, top = (n % across) * (panel + gap) + 4, (n // across) * (height + gap + head) + head
-        values = [getattr(p, measure) for p in portraits]
         known = [v for v in values if v is not None]
-        low, high = (
-            (0.0, 1.0) if measure not in ("distance", "entropy") else (min(known, default=0), max(known, default=1))
-        )
-        parts.append(f'<text x="{left}" y="{top - 5}">{label}: {low:.3g} to {high:.3g}</text>')
+        low, high = shown.range or (min(known, default=0), max(known, default=1))
+        parts.append(f'<text x="{left}" y="{top - 5}">{html.escape(shown.label)}: {low:.3g} to {high:.3g}</text>')
         parts.append(f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="#a0a0a0"/>')
         for p, value in zip(portraits, values):
             if value is None:
@@ -104,7 +92,7 @@ def portraits_svg(portraits: Portraits) -> str:
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="{colour}"><title>{title}</title></rect>'
             )
-    whole = (across * (panel + gap), -(-len(_MEASURES) // across) * (height + gap + head) + head)
+    whole = (across * (panel + gap), -(-len(measures) // across) * (height + gap + head) + head)
     parts.append(f'<text x="4" y="{whole[1] - 6}">layers downward, heads to the right; grey: not known</text>')
     look = 'font-family="sans-serif" font-size="11" fill="currentColor"'
     return (

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, MissingExtraError
+from sightline.lens.statistics import DISTANCE, ENTROPY, Shown, kept_rows
 from sightline.watch.shares import real_keys
 
 if TYPE_CHECKING:
     from sightline.watch.seen import LayerLike, Seen
+
+
+_SHARE = (0.0, 1.0)
 
 
 class Portrait(NamedTuple):
@@ -34,12 +39,36 @@ class Portrait(NamedTuple):
     induction: float | None
 
 
+# How a portrait's numbers are shown.
+MEASURES = (
+    Shown("previous", "previous token", range=_SHARE),
+    Shown("first", "first token", range=_SHARE),
+    Shown("same", "same token", range=_SHARE),
+    DISTANCE.described,
+    ENTROPY.described,
+    Shown("induction", "induction", range=_SHARE),
+)
+
+
 class Portraits(list[Portrait]):
     """The portraits of all heads, layer by layer: a list, a table, and a picture.
+
+    `others` are the means of the other row statistics that were computed, declared ones included, one for each head.
 
     >>> Portraits([Portrait("encoder.0", 3, 0.9, 0.05, 0.01, 1.2, 0.4, None)])[0].head
     3
     """
+
+    def __init__(self, portraits: Iterable[Portrait] = (), others: Iterable[dict[str, float | None]] = ()) -> None:
+        super().__init__(portraits)
+        self.others: list[dict[str, float | None]] = list(others)
+
+    def measures(self) -> dict[str, tuple[Shown, list[float | None]]]:
+        """Every measure with how it is shown and its value for each head."""
+        found = {shown.name: (shown, [getattr(one, shown.name) for one in self]) for shown in MEASURES}
+        for shown in kept_rows(dict.fromkeys(name for one in self.others for name in one)).values():
+            found[shown.name] = (shown, [one.get(shown.name) for one in self.others])
+        return found
 
     def table(self) -> Any:
         """A pandas DataFrame with one row for every head."""
@@ -52,7 +81,11 @@ class Portraits(list[Portrait]):
                 got="no such package",
                 hint="pip install pandas; the portraits are a list of named tuples without it",
             ) from error
-        return pandas.DataFrame(self, columns=list(Portrait._fields))
+        table = pandas.DataFrame(self, columns=list(Portrait._fields))
+        for name, (_, values) in self.measures().items():
+            if name not in table.columns:
+                table[name] = values
+        return table
 
     def svg(self) -> str:
         """One picture: a small map of layers x heads for every measure."""
@@ -69,11 +102,11 @@ def portraits(seen: Seen, model: nn.Module | None = None) -> Portraits:
     measured = {} if model is None else induction(model)
     found = Portraits()
     for layer in seen._layers.values():
-        found.extend(_of_layer(layer, measured, model is not None))
+        _add_layer(found, layer, measured, model is not None)
     return found
 
 
-def _of_layer(layer: LayerLike, measured: dict[tuple[str, int], float], instead: bool) -> list[Portrait]:
+def _add_layer(found: Portraits, layer: LayerLike, measured: dict[tuple[str, int], float], instead: bool) -> None:
     sight = layer.sight()
     heads = sight.shape[1]
     numbers = range(heads) if layer.heads is None else layer.heads
@@ -84,21 +117,21 @@ def _of_layer(layer: LayerLike, measured: dict[tuple[str, int], float], instead:
     means: dict[str, list[float] | None] = {}
     for name in ("previous", "first", "same"):
         means[name] = _mean(layer.rows(name), seen, after_first=name == "previous")
-    means["entropy"] = _mean(sight._kept.get("entropy"), seen)
-    means["distance"] = _mean(sight._kept.get("distance"), seen)
-    if means["distance"] is None and layer.kind == "self":
-        means["distance"] = _distance(layer)
+    for name in kept_rows([ENTROPY.name, DISTANCE.name, *sight._kept]):
+        means[name] = _mean(sight._kept.get(name), seen)
+    if means[DISTANCE.name] is None and layer.kind == "self":
+        means[DISTANCE.name] = _distance(layer)
     repeated, looks = layer.rows("repeated"), layer.rows("induction")
     means["induction"] = None
     if repeated is not None and looks is not None:
         means["induction"] = _mean(looks, seen & repeated[:, None])
-    result = []
+    others = means.keys() - set(Portrait._fields)
     for i, head in enumerate(numbers):
         values = {name: None if mean is None or mean[i] != mean[i] else mean[i] for name, mean in means.items()}
         if instead:
             values["induction"] = measured.get((layer.name, head))
-        result.append(Portrait(layer.name, head, **values))
-    return result
+        found.others.append({name: values.pop(name) for name in means if name in others})
+        found.append(Portrait(layer.name, head, **values))
 
 
 def _mean(rows: Tensor | None, seen: Tensor, after_first: bool = False) -> list[float] | None:

@@ -121,27 +121,38 @@ class Run(TypedDict):
 
 
 @whole
-class Measures(TypedDict):
-    """What a head is like, as far as it is known."""
+class Measure(TypedDict):
+    """How a number of a head is shown; `range` are the ends of its scale, if it has any."""
 
-    entropy: float | None
-    spread: float | None
-    focus: float | None
-    first: float | None
-    previous: float | None
-    same: float | None
-    distance: float | None
-    induction: float | None
+    name: str
+    label: str
+    unit: str
+    about: str
+    range: tuple[float, float] | None
 
 
 @whole
 class Portraits(TypedDict):
-    """Every head by layer: its measures, the heads most like it and how much; and the one to look at first."""
+    """Every head by layer: its numbers as far as they are known, the heads most like it and how much.
 
-    heads: list[list[Measures]]
+    `measures` are what a portrait lists, in this order; `first` is the head to look at first.
+    """
+
+    heads: list[list[dict[str, float | None]]]
+    measures: list[Measure]
     similar: list[list[list[tuple[int, int, float]]]]
     first: tuple[int, int]
     complete: bool
+
+
+@whole
+class RowValue(TypedDict):
+    """A statistic of a row."""
+
+    name: str
+    label: str
+    unit: str
+    value: float | None
 
 
 @whole
@@ -156,6 +167,7 @@ class Cell(TypedDict):
     of: NotRequired[int]
     score: NotRequired[float | None]
     entropy: float | None
+    others: list[RowValue]
 
 
 @whole
