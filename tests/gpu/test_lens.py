@@ -7,6 +7,7 @@ import torch
 
 import sightline as sl
 from sightline.attention import reference
+from sightline.lens.declared import forget
 
 STATS = ("entropy", "max_score", "distance", "received", sl.Picture(37, 41), sl.Picture(cell=(32, 32), reduce="max"))
 MASKS = {
@@ -72,6 +73,31 @@ def test_statistics_equal_the_reference(dtype, dim, name):
         <= 1e-4
     )
     assert error(out, weights @ v.double().repeat_interleave(8, -3)) <= {torch.float32: 1e-5}.get(dtype, 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_a_declared_statistic_goes_to_the_walk_beside_the_kernels(dtype, name):
+    """All else keeps its bits."""
+    near = sl.Statistic(
+        "nearby", sums={"near": lambda cells: (cells.shares * (cells.distance < 9)).sum(-1)}, by_place=True
+    )
+    mask = MASKS[name]()
+    q, k, v = draw(dtype)
+    _, plain = sl.observe(q, k, v, mask=mask, stats=(*STATS, sl.Top(3)))
+    sl.declare(near)
+    try:
+        _, sight = sl.observe(q, k, v, mask=mask, stats=("nearby", *STATS, sl.Top(3)))
+        got = sight.statistic("nearby")
+    finally:
+        forget("nearby")
+    weights = reference.weights(q.double(), k.double(), mask=mask)
+    gap = (torch.arange(333, device="cuda")[:, None] - torch.arange(333, device="cuda")).abs()
+    assert error(got, (weights * (gap < 9)).sum(-1)) <= (1e-5 if dtype == torch.float32 else 1e-4)
+    for stat in STATS[:3]:
+        assert torch.equal(getattr(sight, stat), getattr(plain, stat))
+    assert torch.equal(sight.received(), plain.received())
+    assert torch.equal(sight.top(3).keys, plain.top(3).keys)
 
 
 @pytest.mark.parametrize("queries,keys", [(1, 1), (1, 777), (777, 1), (130, 257), (257, 130)])

@@ -160,6 +160,33 @@ def test_what_the_fast_pass_does_not_know_goes_to_the_walk_beside_it(monkeypatch
     assert len(walks) == 2  # one walk for all
 
 
+def test_kernels_are_asked_for_what_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with a stand-in for its kernels; what they leave out is one walk."""
+    asked: list[set[str]] = []
+    jobs: list[Any] = []
+    by_walk = compute._by_walk
+
+    def kernels(levels: Any, job: Any) -> Any:
+        asked.append(set(job.rows))
+        return by_walk(levels, job._replace(tops=[]))
+
+    def walking(levels: Any, job: Any) -> Any:
+        jobs.append((set(job.rows), list(job.tops), list(job.received), dict(job.grids)))
+        return by_walk(levels, job)
+
+    monkeypatch.setattr(compute.on_gpu, "takes", lambda levels: True)
+    monkeypatch.setattr(compute.trial, "passed", lambda call, job, *_: job.rows <= FUSED)
+    monkeypatch.setattr(compute.on_gpu, "run", kernels)
+    monkeypatch.setattr(compute, "_by_walk", walking)
+    one = case(37, 53, "causal")
+    sight = sl.look(one.q, one.k, stats=(NAME, *BESIDE), **one.options)
+    assert asked == [{"entropy"}]
+    assert jobs == [({NAME}, [sl.Top(3)], [], {})]
+    holds(sight.statistic(NAME), whole_map(one).weights, 2e-6)
+    sl.look(one.q, one.k, stats=NAME, **one.options)
+    assert len(asked) == 1, "there is nothing for them to do"
+
+
 def test_it_is_prepared_and_computed_when_asked_for() -> None:
     one = case(37, 53, "window")
     prepared, later = (sl.look(one.q, one.k, **one.options) for _ in range(2))
