@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 import sightline as sl
+import sightline.plots
 import watch_cases as tiny
 from cases import Case
 from explore_cases import make_run, sights, words
@@ -362,6 +363,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"sums": {"a": lambda c: c.shares.sum(-1)}, "of": "weights"},
         "no shares in sums over weights",
     ),
+    "changes in place": ({"sums": {"a": lambda c: c.shares.mul_(2).sum(-1)}}, "others read them too"),
     "an error of its own": ({"sums": {"a": lambda c: c.shares.sum(-1) + c.nothing}}, "cannot be computed"),
 }
 
@@ -406,6 +408,8 @@ def test_portraits_have_it() -> None:
     assert [set(one) for one in portraits.others] == [{NAME, "max_score"}] * len(portraits)
     assert NAME in portraits.table().columns
     assert "variance of the distance: " in portraits.svg()
+    panels = {axes.get_title() for axes in sightline.plots.portraits(portraits).axes}
+    assert {NAME, "previous", "max_score"} <= panels
     rows = seen[0].statistic(NAME)[:, 1].double()
     real = given["attention_mask"].bool()
     assert portraits.others[1][NAME] == pytest.approx(float(rows[real].mean()), rel=1e-5)

@@ -228,6 +228,11 @@ def _one(statistic: Statistic, made: _Map, part: object) -> None:
     seen = Seen(rows, columns, shares, made.visible, log=made.log.clone(), shares=shares, level=made.level)
     cells = Cells(seen, _KEYS - _QUERIES, seen.shares if statistic.of == "shares" else None)
     found = part(cells)  # type: ignore[operator]
+    assert seen.log is not None
+    if not torch.equal(shares, made.shares) or not torch.equal(seen.log, made.log):
+        raise _wrong(
+            statistic, "cells that stay as they are: others read them too", "changes in place", "cells.shares.clone()"
+        )
     shape = (_BATCH, _HEADS, _QUERIES)
     if not isinstance(found, Tensor) or found.shape != shape or not found.is_floating_point():
         hint = "(cells.shares * …).sum(-1), or .amax(-1)"

@@ -31,7 +31,10 @@ def portraits(records: Iterable[Any], *, measures: Sequence[str] | None = None, 
     """
     if hasattr(records, "to_dict"):
         records = records.to_dict("records")
+    others = getattr(records, "others", [])
     rows = [row._asdict() if hasattr(row, "_asdict") else row for row in records]
+    if len(others) == len(rows):
+        rows = [{**row, **more} for row, more in zip(rows, others, strict=True)]
     if not rows or not all("layer" in row and "head" in row for row in rows):
         raise InputError(
             "these are not portraits of heads",
