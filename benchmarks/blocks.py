@@ -176,6 +176,45 @@ def account(results: Results, kind: str) -> str:
     return f"{where(results, kind, 'lens')}; {tokens}.\n\n" + table(("", "causal", "full"), rows)
 
 
+def lengths(results: Results, kind: str) -> str:
+    """New texts, odd lengths, and what a length costs that was never seen."""
+    name = f"lengths-{kind}"
+    if name not in results.files:
+        return "Not measured yet."
+    texts = [
+        (
+            f"{row['texts']} texts of up to {row['longest']:,} tokens, layers: {row['layers']}",
+            duration(row["torch"] * 1000.0),
+            duration(row["sightline"] * 1000.0),
+            times(row["of_torch"]),
+        )
+        for row in results.rows(name, part="texts")
+    ]
+    pairs = list(dict.fromkeys((row["odd"], row["round"]) for row in results.rows(name, part="account")))
+    account = []
+    for first in results.rows(name, part="account", odd=pairs[0][0]):
+        call, causal = first["call"], first["causal"]
+        rows = [results.rows(name, part="account", odd=odd, call=call, causal=causal)[0] for odd, _ in pairs]
+        cells = (f"{times(row['odd_of_forward'])} ({times(row['round_of_forward'])})" for row in rows)
+        account.append((f"{call}, {'causal' if causal else 'full'}", *cells))
+    unseen = []
+    for mask in dict.fromkeys(row["mask"] for row in results.rows(name, part="unseen")):
+        rows = results.rows(name, part="unseen", mask=mask)
+        worst = max(row["worst_beyond_ms"] for row in rows)
+        held = max(row["bytes_per_token_and_head"] or 0 for row in rows)
+        unseen.append(
+            (mask, str(sum(row["lengths"] for row in rows)), f"{max(worst, 0):.1f} ms", f"{held:,.0f}" if held else "")
+        )
+    return "\n\n".join(
+        [
+            f"{where(results, kind, 'lengths')}.",
+            table(("each length new", "torch SDPA", "sightline", "of torch"), texts),
+            table(("`sl.observe` / forward", *(f"{odd:,} ({even:,})" for odd, even in pairs)), account),
+            table(("mask", "lengths", "at worst beyond 1.3 of warm", "bytes for each token and head"), unseen),
+        ]
+    )
+
+
 def modules(results: Results, kind: str) -> str:
     rows = [
         (row["call"], f"{row['batch']} x {row['tokens']:,}", times(row["ratio"]), duration(row["torch"]["median_ms"]))
@@ -343,6 +382,7 @@ for _kind in ("cpu", "gpu"):
     for _name, _make in {
         "everybody": everybody,
         "account": account,
+        "lengths": lengths,
         "modules": modules,
         "watching": watching,
         "growth": growth,
