@@ -181,15 +181,11 @@ def lengths(results: Results, kind: str) -> str:
     name = f"lengths-{kind}"
     if name not in results.files:
         return "Not measured yet."
-    texts = [
-        (
-            f"{row['texts']} texts of up to {row['longest']:,} tokens, layers: {row['layers']}",
-            duration(row["torch"] * 1000.0),
-            duration(row["sightline"] * 1000.0),
-            times(row["of_torch"]),
-        )
-        for row in results.rows(name, part="texts")
-    ]
+    texts = []
+    for row in results.rows(name, part="texts"):
+        what = f"{row['texts']} texts of up to {row['longest']:,} tokens, layers: {row['layers']}"
+        spent = (duration(row[who] * 1e3) for who in ("torch", "sightline"))
+        texts.append((what, *spent, times(row["of_torch"])))
     pairs = list(dict.fromkeys((row["odd"], row["round"]) for row in results.rows(name, part="account")))
     account = []
     for first in results.rows(name, part="account", odd=pairs[0][0]):
