@@ -182,3 +182,19 @@ def test_functions_that_refer_to_themselves_or_to_what_is_not_there_yet_have_a_k
     found = flex.code_of(again)
     later = 5
     assert hash(found) != hash(flex.code_of(again))
+
+
+@pytest.mark.parametrize("length", [5, 128, 777, 1281])
+@pytest.mark.parametrize("mask", [sl.window(256), sl.prefix(100), sl.causal() & sl.padding([4])], ids=str)
+def test_blocks_are_those_that_torch_lists(length, mask):
+    """For each block of keys the queries that see it, which torch would find from the keys of each block of queries."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    ours = flex._make_blocks(mask, (1,), length, length, torch.device("cpu"))
+    keys = (ours.kv_num_blocks, ours.kv_indices, ours.full_kv_num_blocks, ours.full_kv_indices)
+    torchs = BlockMask.from_kv_blocks(*keys, BLOCK_SIZE=128, mask_mod=ours.mask_mod, seq_lengths=(length, length))
+    assert ours.shape == torchs.shape
+    for name in ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"):
+        assert torch.equal(getattr(ours, name), getattr(torchs, name)), name
+    table = mask.tile(slice(0, length), slice(0, length), length, length, torch.device("cpu"))
+    assert torch.equal(ours.to_dense()[0, 0].bool()[0, 0], table[..., :128, :128].any())

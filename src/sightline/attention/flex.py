@@ -16,6 +16,7 @@ import functools
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -204,26 +205,28 @@ def _block_mask(call: Call) -> Any:
 def _make_blocks(mask: Mask, batch: tuple[int, ...], queries: int, keys: int, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    kinds = torch.from_numpy(mask.kinds(edges(queries, _BLOCK), edges(keys, _BLOCK), queries, keys))
+    kinds = mask.kinds(edges(queries, _BLOCK), edges(keys, _BLOCK), queries, keys).copy()
     # A block that reaches beyond the last key or query must be looked at cell by cell.
     if queries % _BLOCK:
-        kinds[-1] = kinds[-1].clamp_max(1)
+        kinds[-1] = kinds[-1].clip(max=1)
     if keys % _BLOCK:
-        kinds[:, -1] = kinds[:, -1].clamp_max(1)
+        kinds[:, -1] = kinds[:, -1].clip(max=1)
     mixed, full = ((kinds != EMPTY) & (kinds != FULL)), kinds == FULL
+    # The lists are made on the CPU: they are short, and a GPU would take longer to be asked for each step. Of keys for
+    # each block of queries, then of queries for each block of keys.
+    lists = {"kv": mixed, "full_kv": full, "q": mixed.T, "full_q": full.T}
+    given: dict[str, Any] = {}
+    for name, which in lists.items():
+        count, order = (torch.from_numpy(part).to(device) for part in _listed(which))
+        given |= {f"{name}_num_blocks": count, f"{name}_indices": order}
+    rule = mask.mod(batch, queries, keys, device)
+    return BlockMask((queries, keys), BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=rule, **given)
 
-    def listed(which: Tensor) -> tuple[Tensor, Tensor]:
-        order = torch.sort(which.int(), dim=-1, descending=True, stable=True).indices
-        count = which.sum(-1)
-        return count[None, None].to(device, torch.int32), order[None, None].to(device, torch.int32)
 
-    return BlockMask.from_kv_blocks(
-        *listed(mixed),
-        *listed(full),
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=mask.mod(batch, queries, keys, device),
-        seq_lengths=(queries, keys),
-    )
+def _listed(which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many blocks each row has, and their places, then all others."""
+    order = np.argsort(~which, axis=-1, kind="stable")
+    return which.sum(-1, dtype=np.int32)[None, None], order.astype(np.int32)[None, None]
 
 
 _blocks: Kept[Any] = Kept(_make_blocks)
