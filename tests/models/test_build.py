@@ -183,7 +183,7 @@ def test_other_families_refuse_what_is_not_built(
     ],
 )
 def test_images_of_other_sizes_are_refused(change: dict[str, Any], text: str, tmp_path: Any) -> None:
-    from sightline.models.checkpoint import open_checkpoint
+    from sightline.models.opening import open_checkpoint
 
     theirs("ViTModel", **SMALL, image_size=16, patch_size=4).save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)

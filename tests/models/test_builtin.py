@@ -13,9 +13,11 @@ from model_files import llama_tensors, write_folder, write_gguf
 from sightline.errors import MissingExtraError
 from sightline.models import builtin, cache
 from sightline.models.builtin import BUILTINS, Builtin, open_builtin
-from sightline.models.checkpoint import CheckpointError, open_checkpoint, open_path
+from sightline.models.checkpoint import CheckpointError
 from sightline.models.folder import FolderCheckpoint
+from sightline.models.formats import open_path
 from sightline.models.gguf_file import GGUFCheckpoint
+from sightline.models.opening import open_checkpoint
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 
 from model_files import llama_tensors, write_folder, write_gguf
 from sightline.models import cache
-from sightline.models.checkpoint import Checkpoint, open_checkpoint
+from sightline.models.checkpoint import Checkpoint
+from sightline.models.opening import open_checkpoint
 
 SUM = "0123456789abcdef" * 4
 
@@ -237,7 +238,7 @@ def test_two_processes_at_once(source: Checkpoint, folder: Path) -> None:
     code = f"""
 import sys, time
 from sightline.models import cache
-from sightline.models.checkpoint import open_checkpoint
+from sightline.models.opening import open_checkpoint
 
 source = open_checkpoint({source.source!r})
 sys.stdin.read()  # both begin when both are ready

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from model_files import LLAMA, llama_tensors, write_folder, write_index
-from sightline.models.checkpoint import CheckpointError, open_checkpoint
+from sightline.models.checkpoint import CheckpointError
+from sightline.models.opening import open_checkpoint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

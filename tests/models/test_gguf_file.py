@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from model_files import LLAMA, gguf_name, llama_tensors, write_gguf
 from sightline.models import gguf_numbers
-from sightline.models.checkpoint import CheckpointError, SpecialTokens, open_checkpoint
+from sightline.models.checkpoint import CheckpointError, SpecialTokens
+from sightline.models.opening import open_checkpoint
 from sightline.positions.rotary_scaling import read_scaling
 
 WIDE = {**LLAMA, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}

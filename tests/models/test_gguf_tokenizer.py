@@ -13,7 +13,9 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from model_files import LLAMA, llama_tensors, write_gguf
 from sightline.models.builtin import BUILTINS
-from sightline.models.checkpoint import CheckpointError, open_checkpoint, open_path
+from sightline.models.checkpoint import CheckpointError
+from sightline.models.formats import open_path
+from sightline.models.opening import open_checkpoint
 
 TEXTS = [
     "The kids were scared of the lions, so they left right away.",

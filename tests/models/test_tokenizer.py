@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from model_files import LLAMA, llama_tensors, write_folder
-from sightline.models.checkpoint import CheckpointError, SpecialTokens, open_checkpoint
+from sightline.models.checkpoint import CheckpointError, SpecialTokens
+from sightline.models.opening import open_checkpoint
 
 
 def words(count: int) -> Tokenizer:

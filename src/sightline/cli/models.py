@@ -76,7 +76,7 @@ def check(
 def about(entry: Builtin) -> dict[str, Any]:
     """What is known of a model without reading its weights."""
     from sightline.models import cache
-    from sightline.models.checkpoint import open_path
+    from sightline.models.formats import open_path
 
     row: dict[str, Any] = dict.fromkeys(
         ("family", "layers", "heads", "kv_heads", "parameters", "bytes", "path", "cache", "problem")

@@ -19,7 +19,7 @@ from sightline.errors import InputError
 from sightline.explore.reasons import left_out
 from sightline.models import load as load_model
 from sightline.models.builtin import BUILTINS
-from sightline.models.checkpoint import open_checkpoint
+from sightline.models.opening import open_checkpoint
 from sightline.nn import MultiHeadAttention
 from sightline.watch import Seen, watch
 from sightline.watch import load as load_run

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from sightline.errors import MissingExtraError
 from sightline.models import cache
-from sightline.models.checkpoint import Checkpoint, CheckpointError, open_path, refused
+from sightline.models.checkpoint import Checkpoint, CheckpointError, refused
+from sightline.models.formats import open_path
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ memory to speak of. Tensors are read one at a time.
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sightline.errors import InputError, InputTypeError
+from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,6 +62,7 @@ class Checkpoint(ABC):
     from its metadata. `names` are Hugging Face's names of the tensors, for a GGUF file too. `special` says which tokens
     begin, end and pad a text.
 
+    >>> from sightline.models import open_checkpoint
     >>> checkpoint = open_checkpoint("minilm")
     >>> checkpoint.parameters
     22713728
@@ -104,52 +103,3 @@ class Checkpoint(ABC):
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
-
-
-def open_checkpoint(name_or_path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a built-in model by its name, a folder with config.json and safetensors, or a .gguf file.
-
-    Nothing large is read yet.
-
-    >>> checkpoint = open_checkpoint("minilm")
-    >>> checkpoint.shape("embeddings.word_embeddings.weight")
-    (30522, 384)
-    >>> open_checkpoint("no/such/folder")
-    Traceback (most recent call last):
-    ...
-    sightline.models.checkpoint.CheckpointError: no/such/folder is not there
-      expected: minilm, smollm2, a folder with config.json and *.safetensors, or a .gguf file
-      got: nothing of that name
-      try: check the path; nothing is downloaded
-    """
-    from sightline.models.builtin import BUILTINS, open_builtin
-
-    if isinstance(name_or_path, str) and name_or_path in BUILTINS:
-        return open_builtin(name_or_path)
-    if not isinstance(name_or_path, str | os.PathLike):
-        raise InputTypeError(
-            "a model is asked for by name or by path",
-            expected="text or a path",
-            got=type(name_or_path).__name__,
-            hint='load("minilm")',
-        )
-    return open_path(Path(name_or_path).expanduser())
-
-
-def open_path(path: Path) -> Checkpoint:
-    """Open a folder or a .gguf file."""
-    if path.is_dir():
-        from sightline.models.folder import FolderCheckpoint
-
-        return FolderCheckpoint(path)
-    there = path.exists()
-    if there and path.suffix == ".gguf":
-        from sightline.models.gguf_file import GGUFCheckpoint
-
-        return GGUFCheckpoint(path)
-    raise refused(
-        f"{path} is not a checkpoint" if there else f"{path} is not there",
-        expected="minilm, smollm2, a folder with config.json and *.safetensors, or a .gguf file",
-        got="a file of another kind" if there else "nothing of that name",
-        hint="give the folder the file lies in" if there else "check the path; nothing is downloaded",
-    )

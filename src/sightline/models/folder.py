@@ -19,6 +19,7 @@ from sightline.models.config import check_config
 from sightline.models.safetensors_files import Entry, TensorFile
 from sightline.models.special import special_tokens
 from sightline.models.strict_json import check_regular, parse_any, read_bytes, read_json
+from sightline.models.tokenizer import tokenizer_from_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -72,8 +73,6 @@ class FolderCheckpoint(Checkpoint):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        from sightline.models.tokenizer import tokenizer_from_json
-
         if not (self._folder / "tokenizer.json").exists():
             return None
         content = read_bytes(find(self._folder, "tokenizer.json"), TOKENIZER_LIMIT)

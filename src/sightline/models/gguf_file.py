@@ -23,6 +23,8 @@ from sightline.models.config import check_config
 from sightline.models.gguf_config import FREQUENCIES, config_from_gguf
 from sightline.models.gguf_header import GGUFHeader, GGUFTensor
 from sightline.models.gguf_numbers import PLAIN, read_numbers, unreadable
+from sightline.models.gguf_tokenizer import tokenizer_from_gguf
+from sightline.models.tokenizer import check_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -121,9 +123,6 @@ class GGUFCheckpoint(Checkpoint):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        from sightline.models.gguf_tokenizer import tokenizer_from_gguf
-        from sightline.models.tokenizer import check_vocabulary
-
         if "tokenizer.ggml.tokens" not in self._header:
             return None
         tokenizer = tokenizer_from_gguf(self._header, self.source)

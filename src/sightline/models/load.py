@@ -10,7 +10,9 @@ import torch
 
 from sightline.errors import InputError, InputTypeError
 from sightline.lens.limits import require
-from sightline.models.checkpoint import Checkpoint, open_checkpoint
+from sightline.models import build
+from sightline.models.checkpoint import Checkpoint
+from sightline.models.opening import open_checkpoint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,9 +46,7 @@ def load(
     size = checkpoint.parameters * dtype.itemsize
     require(f"the weights of {checkpoint.source}", size, device, "dtype=torch.bfloat16, a smaller model, or a GPU")
 
-    from sightline.models.build import build
-
-    return build(checkpoint, dtype=dtype, device=device), tokenizer
+    return build.build(checkpoint, dtype=dtype, device=device), tokenizer
 
 
 def _device(device: torch.device | str | None) -> torch.device:
