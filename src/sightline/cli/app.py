@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sightline.errors import SightlineError
+from sightline.version import __version__
 
 # Each command is a function named like its file, `sightline.cli.<file>`; its docstring is its help.
 COMMANDS: tuple[str, ...] = ("look", "serve", "steps", "lesson", "ladder", "models", "bench")
@@ -25,8 +26,6 @@ app = typer.Typer(
 
 def tell_version(asked: bool) -> None:
     if asked:
-        from sightline.version import __version__
-
         typer.echo(f"sightline {__version__}")
         raise typer.Exit
 

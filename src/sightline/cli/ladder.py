@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from sightline.lessons import ladder as lesson
+from sightline.lessons.ladder import RUNGS, checkpoint, climb, report
+from sightline.plots.canvas import style
+
 
 def ladder(
     text: Annotated[
@@ -35,10 +39,6 @@ def ladder(
     was and ends with the same table. On the CPU the same seed and threads give the same table every time.
     """
     from rich.console import Console
-
-    from sightline.lessons import ladder as lesson
-    from sightline.lessons.ladder import checkpoint, report
-    from sightline.plots.canvas import style
 
     with style():  # pictures come last: better to hear now that they cannot be drawn
         pass
@@ -72,8 +72,6 @@ def _climb(console: Any, text: Any, settings: Any, out: Path) -> list[dict[str, 
     """Train with one bar for each rung."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from sightline.lessons.ladder import RUNGS, climb
-
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -101,8 +99,6 @@ def _show(console: Any, rungs: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
-
-    from sightline.lessons.ladder import report
 
     table = Table(
         box=SIMPLE_HEAD, caption="loss: nats per character of the held-out part; better by: than the rung below"

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from sightline.errors import InputError
+from sightline.lessons import LESSONS, find, run
+from sightline.steps.html import check_target
+from sightline.steps.terminal import make_console
 
 
 def lesson(
@@ -15,10 +18,6 @@ def lesson(
     html: Annotated[Path | None, typer.Option(help="Write the lesson as a page with pictures to this file.")] = None,
 ) -> None:
     """Give one of the lessons on attention, from the plain average to real models."""
-    from sightline.lessons import LESSONS, find, run
-    from sightline.steps.html import check_target
-    from sightline.steps.terminal import make_console
-
     if name is None:
         if html is not None:
             raise InputError(

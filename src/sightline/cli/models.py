@@ -6,14 +6,16 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from sightline import models as trained
 from sightline.errors import SightlineError
-
-if TYPE_CHECKING:
-    from sightline.models.builtin import Builtin
+from sightline.lens.limits import readable
+from sightline.models import builtin, cache
+from sightline.models.checkpoint import refused
+from sightline.models.formats import open_path
 
 SENTENCE = "The kids were scared of the lions, so they left right away."
 
@@ -28,9 +30,7 @@ def models(
     """The trained models that come by name, with sizes: which are installed, which have a fast copy in the cache."""
     if context.invoked_subcommand is not None:
         return
-    from sightline.models.builtin import BUILTINS
-
-    rows = [about(entry) for entry in BUILTINS.values()]
+    rows = [about(entry) for entry in builtin.BUILTINS.values()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -53,11 +53,9 @@ def check(
 
     The exit code is 1 if anything is wrong. A model that is not installed is wrong only if it was asked for.
     """
-    from sightline.models.builtin import BUILTINS
-
     wrong = ran = 0
-    for name in names or BUILTINS:
-        entry = BUILTINS.get(name)
+    for name in names or builtin.BUILTINS:
+        entry = builtin.BUILTINS.get(name)
         if not names and entry is not None and entry.find() is None:
             typer.echo(f"{name}: not installed ({entry.install})")
             continue
@@ -73,11 +71,8 @@ def check(
     raise typer.Exit(1 if wrong or not ran else 0)
 
 
-def about(entry: Builtin) -> dict[str, Any]:
+def about(entry: builtin.Builtin) -> dict[str, Any]:
     """What is known of a model without reading its weights."""
-    from sightline.models import cache
-    from sightline.models.formats import open_path
-
     row: dict[str, Any] = dict.fromkeys(
         ("family", "layers", "heads", "kv_heads", "parameters", "bytes", "path", "cache", "problem")
     )
@@ -107,8 +102,6 @@ def about(entry: Builtin) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> Any:
     from rich import box
     from rich.table import Table
-
-    from sightline.lens.limits import readable
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for title, side in {
@@ -144,11 +137,8 @@ def _heads(row: dict[str, Any]) -> str:
     return f"{row['layers']} x {row['heads']}{grouped}"
 
 
-def files(entry: Builtin) -> list[str]:
+def files(entry: builtin.Builtin) -> list[str]:
     """The sums of the installed files and of the copy in the cache; what is wrong is an error."""
-    from sightline.models import cache
-    from sightline.models.checkpoint import refused
-
     path = entry.require()
     wrong = entry.wrong_files(path)
     if wrong:
@@ -175,11 +165,8 @@ def files(entry: Builtin) -> list[str]:
 
 def run(name: str) -> str:
     """One sentence through a model: what came out, and how long it took."""
-    from sightline.models import load
-    from sightline.models.checkpoint import refused
-
     began = time.perf_counter()
-    model: Any = load(name)[0]
+    model: Any = trained.load(name)[0]
     loaded = time.perf_counter()
     if hasattr(model, "generate"):
         said = model.generate(SENTENCE, max_new_tokens=8)

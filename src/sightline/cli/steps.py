@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.errors import InputError
+from sightline.models.load import load
+from sightline.steps import explain as steps_of
+from sightline.steps import explain_words
 from sightline.steps.html import check_target
+from sightline.steps.labels import find
 
 if TYPE_CHECKING:
     from sightline.steps import Steps
@@ -64,8 +68,6 @@ def read(text: str) -> str:
 
 def untrained(sentence: str, seed: int, head: int) -> Steps:
     """One head of random weights on random embeddings."""
-    from sightline.steps import explain_words
-
     if head:
         raise InputError(
             "there is no such head", expected="0: without a model there is one", got=head, hint="--model minilm"
@@ -75,9 +77,6 @@ def untrained(sentence: str, seed: int, head: int) -> Steps:
 
 def trained(sentence: str, name: str, layer: int, head: int) -> Steps:
     """One head of a trained model, on any sentence."""
-    from sightline.models.load import load
-    from sightline.steps import explain as steps_of
-
     model, tokenizer = load(name)
     made = steps_of(model, sentence, layer=layer, head=head, tokenizer=None if hasattr(model, "batch") else tokenizer)
     made.title = f"{name}: layer {layer}, head {head}"
@@ -87,8 +86,6 @@ def trained(sentence: str, name: str, layer: int, head: int) -> Steps:
 
 def choose(made: Steps, queries: list[str] | None) -> list[int]:
     """The positions of the words asked for, of all if none are; a word that stands twice has two."""
-    from sightline.steps.labels import find
-
     if not queries:
         if len(made.labels) > TABLES:
             raise InputError(

@@ -8,6 +8,7 @@ from sightline import plots
 from sightline.attention import attention
 from sightline.errors import MissingExtraError
 from sightline.lessons.page import Page
+from sightline.models.load import load
 from sightline.nn import MultiHeadAttention
 from sightline.steps import embed_words, explain
 
@@ -78,8 +79,6 @@ def lesson(page: Page) -> None:
 
 def trained(page: Page) -> None:
     """Where the heads of a trained model look, by the place of the key alone."""
-    from sightline.models.load import load
-
     model, _ = load("minilm")
     _, sights = model.observe(KIDS)  # type: ignore[operator]
     count = len(sights.tokens)

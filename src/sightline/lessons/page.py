@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.lessons.sources import in_words
+from sightline.plots.canvas import style
 from sightline.steps import Table, html
 from sightline.steps import numbers as format_of
 from sightline.steps.labels import shown
@@ -261,8 +262,6 @@ class Picture:
     width: int
 
     def html(self) -> str:
-        from sightline.plots.canvas import style
-
         out = io.BytesIO()
         with style():
             self.draw().savefig(out, format="png", dpi=160, metadata={"Software": None}, bbox_inches="tight")

@@ -14,7 +14,10 @@ from sightline.lens.limits import require
 from sightline.positions.base import whole
 from sightline.steps import labels as words
 from sightline.steps.compute import BAND, Computation
+from sightline.steps.html import fragment, write
+from sightline.steps.show import body, whole_page
 from sightline.steps.table import Table, make_table, pandas_module
+from sightline.steps.terminal import print_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,26 +173,17 @@ class Steps:
 
     def to_html(self, queries: Sequence[int | str] | None = None, head: int | None = None, top: int = TOP) -> str:
         """A page of its own: the vectors as coloured cells, the map, and the table of each query."""
-        from sightline.steps.show import whole_page
-
         return whole_page(self, self.tables(queries, head, top))
 
     def save_html(self, path: str | os.PathLike[str], **choice: Any) -> None:
         """Write `to_html` to a file, which appears whole or not at all."""
-        from sightline.steps.html import write
-
         write(path, self.to_html(**choice))
 
     def print(self, queries: Sequence[int | str] | None = None, head: int | None = None, top: int = TOP) -> None:
         """Show the tables in the terminal."""
-        from sightline.steps.terminal import print_steps
-
         print_steps(self, self.tables(queries, head, top))
 
     def _repr_html_(self) -> str:
-        from sightline.steps.html import fragment
-        from sightline.steps.show import body
-
         return fragment(body(self, self.tables(range(min(len(self.labels), 8)))))
 
     def __repr__(self) -> str:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from sightline.errors import MissingExtraError
 from sightline.steps.compute import Column, Computation
+from sightline.steps.html import fragment
+from sightline.steps.show import query_table
+from sightline.steps.terminal import as_text, rich_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,19 +109,12 @@ class Table:
         return pandas.DataFrame(rows, columns=["word", *names])
 
     def __rich__(self) -> Any:
-        from sightline.steps.terminal import rich_table
-
         return rich_table(self)
 
     def __str__(self) -> str:
-        from sightline.steps.terminal import as_text
-
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        from sightline.steps.html import fragment
-        from sightline.steps.show import query_table
-
         return fragment(query_table(self))
 
 
