@@ -8,7 +8,7 @@ import torch
 
 from sightline import nn as slnn
 from sightline.errors import InputError, InputTypeError
-from sightline.nn.select import select
+from sightline.nn.observe.select import select
 
 DECODER = slnn.Decoder(8, heads=2, layers=3, cross=True)
 TRANSFORMER = slnn.Transformer(8, heads=2, encoder_layers=2, decoder_layers=1)

@@ -14,7 +14,7 @@ from sightline.nn import Encoder
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.nn.select import Layers
+    from sightline.nn.observe.select import Layers
 
 
 class ImageEncoder(nn.Module):

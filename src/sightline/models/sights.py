@@ -16,7 +16,7 @@ from sightline.nn.intact import put_back, state_of
 from sightline.nn.observe import observing
 
 if TYPE_CHECKING:
-    from sightline.nn.select import Layers
+    from sightline.nn.observe.select import Layers
 
 Heads: TypeAlias = int | Sequence[int] | slice | None
 

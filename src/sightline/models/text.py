@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
     from sightline.attention.call import MaskLike
-    from sightline.nn.select import Layers
+    from sightline.nn.observe.select import Layers
 
 Text: TypeAlias = str | Sequence[str] | Sequence[int] | Tensor
 

@@ -25,7 +25,7 @@ from sightline.nn.encoder import Encoder, EncoderLayer
 from sightline.nn.feedforward import FeedForward
 from sightline.nn.from_torch import masks_from_torch
 from sightline.nn.head import AttentionHead
-from sightline.nn.monitor import Monitor, Reading, Record
+from sightline.nn.observe.monitor import Monitor, Reading, Record
 from sightline.nn.multihead import MultiHeadAttention
 from sightline.nn.observe import observing
 from sightline.nn.transformer import Transformer

@@ -8,7 +8,7 @@ from torch import nn
 
 from sightline.attention import attention
 from sightline.nn.observe import announced, is_observed, observing
-from sightline.nn.tap import Tap
+from sightline.nn.observe.tap import Tap
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import TypeAlias
 
 from sightline.errors import InputError, InputTypeError
-from sightline.nn.select import chooses, nothing_called
+from sightline.nn.observe.select import chooses, nothing_called
 
 Layers: TypeAlias = "int | str | Iterable[int | str] | Callable[[str], bool] | None"
 Heads: TypeAlias = "int | Iterable[int] | Callable[[str], int | Iterable[int] | None] | None"

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 
 from sightline import lens
 from sightline.attention import attention
 from sightline.errors import InputError
 from sightline.lens.requests import Request, parse
-from sightline.nn.select import Layers, select
-from sightline.nn.tap import for_later
+from sightline.nn.observe.listener import Listener
+from sightline.nn.observe.select import Layers, select
+from sightline.nn.observe.tap import for_later
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +81,7 @@ class Observable(nn.Module):
             return self(*args, **options), sights
 
 
-class _Observing(TorchFunctionMode):
+class _Observing(Listener):
     """Takes the sight of each attention call of the modules that were chosen."""
 
     def __init__(self, names: Mapping[int, str], requests: list[Request]) -> None:
@@ -90,11 +91,8 @@ class _Observing(TorchFunctionMode):
         self.caller: int | None = None
         self.cached: int | None = None  # where the memory of the caller's cache is
 
-    def __torch_function__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        name = self.names.get(self.caller) if func is attention and self.caller is not None else None
+    def take(self, func: Any, args: tuple, options: dict[str, Any]) -> Any:
+        name = None if self.caller is None else self.names.get(self.caller)
         if name is None:
             return func(*args, **options)
         q, k, v = args
@@ -109,6 +107,8 @@ class _Observing(TorchFunctionMode):
             out, sight = lens.observe(q, k, v, stats=self.requests, dropout=options.get("dropout", 0.0), **rest)
         self.sights[name] = sight
         return out
+
+    handlers = {attention: take}
 
 
 def is_observed() -> bool:

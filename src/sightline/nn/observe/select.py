@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from numbers import Integral
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import nn
 
 from sightline.errors import InputError, InputTypeError
+from sightline.nn.observe.tap import Tap
 
 if TYPE_CHECKING:
     from sightline.nn.attends import Attends
@@ -29,8 +30,6 @@ def select(module: nn.Module, layers: Layers = None) -> dict[str, Attends]:
     >>> list(select(decoder, layers="*.1.cross*"))
     ['layers.1.cross_attention']
     """
-    from sightline.nn.attends import Attends
-
     if not isinstance(module, nn.Module):
         raise InputTypeError(
             "only modules have attention inside",
@@ -38,12 +37,7 @@ def select(module: nn.Module, layers: Layers = None) -> dict[str, Attends]:
             got=type(module).__name__,
             hint="sl.observe(q, k, v) for tensors",
         )
-    # torch.compile wraps a module in another one, which is no part of its name.
-    found = {
-        name.replace("_orig_mod.", "").removesuffix("_orig_mod"): part
-        for name, part in module.named_modules()
-        if isinstance(part, Attends)
-    }
+    found = attending(module)
     if not found:
         raise InputError(
             "there is no attention of Sightline's in this module",
@@ -51,10 +45,23 @@ def select(module: nn.Module, layers: Layers = None) -> dict[str, Attends]:
             got=type(module).__name__,
             hint="from_torch takes over torch's modules; sl.watch looks into models of others",
         )
-    if layers is None:
-        return found
-    wanted = set(_chosen(list(found), layers))
+    wanted = chosen(list(found), layers)
     return {name: part for name, part in found.items() if name in wanted}
+
+
+def attending(module: nn.Module) -> dict[str, Attends]:
+    """All attention of Sightline's in a module, by name."""
+    # torch.compile wraps a module in another one, which is no part of its name.
+    return {
+        name.replace("_orig_mod.", "").removesuffix("_orig_mod"): cast("Attends", part)
+        for name, part in module.named_modules()
+        if isinstance(vars(part).get("_tap"), Tap)
+    }
+
+
+def chosen(names: list[str], layers: Layers) -> set[str]:
+    """Those of some names that `layers` chooses."""
+    return set(names) if layers is None else set(_chosen(names, layers))
 
 
 def _chosen(names: list[str], layers: Layers) -> Iterable[str]:

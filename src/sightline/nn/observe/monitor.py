@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sightline.errors import InputError, InputTypeError
-from sightline.nn.select import Layers, select
+from sightline.nn.observe.select import Layers, select
 from sightline.positions.base import whole
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.nn.tap import Counted, Tap
+    from sightline.nn.observe.tap import Counted, Tap
 
 
 class Reading(NamedTuple):

@@ -1,0 +1,88 @@
+"""What everyone who listens to attention has in common: a function mode, its place, and which calls are of training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn, overrides
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+if TYPE_CHECKING:
+    from sightline.nn.observe.tap import Counted
+
+
+class Listener(TorchFunctionMode):
+    """A function mode that hands the calls of some functions to a handler each, and lets all others pass.
+
+    It holds for one thread. `sl.nn.observing`, `sl.watch` and the training monitor each have one.
+    """
+
+    handlers: Mapping[Any, Callable[..., Any]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        options = kwargs or {}
+        handler = self.handlers.get(func)
+        return func(*args, **options) if handler is None else handler(self, func, args, options)
+
+
+def put_beneath(mode: TorchFunctionMode) -> None:
+    """Switch a mode on for longer than a block: beneath all others, so that each block ends with its own."""
+    _change(lambda modes: [*modes[: _fixed(modes)], mode, *modes[_fixed(modes) :]])
+
+
+def take_away(mode: TorchFunctionMode) -> None:
+    """Switch it off again, wherever it stands."""
+    _change(lambda modes: [other for other in modes if other is not mode])
+
+
+def _fixed(modes: list[Any]) -> int:
+    """A default device has its place at the bottom, and insists on it."""
+    return int(bool(modes) and isinstance(modes[0], DeviceContext))
+
+
+def _change(how: Callable[[list[Any]], list[Any]]) -> None:
+    modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
+    for mode in how(modes):
+        overrides._push_mode(mode)
+
+
+def is_training_call(module: nn.Module | None = None) -> bool:
+    """Whether a call that is made now is one of training, and is made for the first time.
+
+    Gradients are enabled then. Where a checkpoint runs a layer again for its gradients, it was heard before; one that
+    is reentrant runs it without gradients before, as part of a module that is being trained.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        return False
+    return torch.is_grad_enabled() or ((module is None or module.training) and _in_reentrant_checkpoint())
+
+
+def _in_reentrant_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Source(Protocol):
+    """Where a monitor has its numbers from: something that can be listened to, for a step at a time."""
+
+    unseen: dict[str, str]  # of what attended and was not counted: why
+
+    def listen(self, on: bool) -> None:
+        """Begin, or stop; what was heard before is forgotten."""
+
+    def collect(self) -> dict[str, Counted]:
+        """What was heard since, by the name of the module."""
+
+
+# Makers of sources for models of others, each given the model and a function that says which layers are wanted; None
+# if there is nothing for them in it. `sightline.watch` puts its own here: it stands above, and knows torch's functions.
+OF_OTHERS: list[Callable[[nn.Module, Callable[[str], bool]], Source | None]] = []
