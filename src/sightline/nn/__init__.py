@@ -25,9 +25,11 @@ from sightline.nn.encoder import Encoder, EncoderLayer
 from sightline.nn.feedforward import FeedForward
 from sightline.nn.from_torch import masks_from_torch
 from sightline.nn.head import AttentionHead
-from sightline.nn.observe.monitor import Monitor, Reading, Record
 from sightline.nn.multihead import MultiHeadAttention
 from sightline.nn.observe import observing
+from sightline.nn.observe.alarms import Alarm
+from sightline.nn.observe.monitor import Monitor
+from sightline.nn.observe.record import Reading, Record
 from sightline.nn.transformer import Transformer
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "masks_from_torch",
     "observing",
     "Monitor",
+    "Alarm",
     "Record",
     "Reading",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn, overrides
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 if TYPE_CHECKING:
+    from sightline.nn.observe.select import Layers
     from sightline.nn.observe.tap import Counted
 
 
@@ -22,7 +23,7 @@ class Listener(TorchFunctionMode):
     It holds for one thread. `sl.nn.observing`, `sl.watch` and the training monitor each have one.
     """
 
-    handlers: Mapping[Any, Callable[..., Any]] = {}
+    handlers: ClassVar[Mapping[Any, Callable[..., Any]]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         options = kwargs or {}
@@ -51,21 +52,29 @@ def _change(how: Callable[[list[Any]], list[Any]]) -> None:
         overrides._push_mode(mode)
 
 
-def is_training_call(module: nn.Module | None = None) -> bool:
-    """Whether a call that is made now is one of training, and is made for the first time.
+def is_trained(module: nn.Module) -> bool:
+    """Whether a call that a module makes now is one of training, and is made for the first time.
 
-    Gradients are enabled then. Where a checkpoint runs a layer again for its gradients, it was heard before; one that
-    is reentrant runs it without gradients before, as part of a module that is being trained.
+    Gradients are enabled then. Where a checkpoint runs a layer again for its gradients, it was heard before. One that
+    is reentrant runs it without gradients before: it is heard then, if the module is being trained.
     """
     if torch._C._current_graph_task_id() != -1:
         return False
-    return torch.is_grad_enabled() or ((module is None or module.training) and _in_reentrant_checkpoint())
+    return torch.is_grad_enabled() or (module.training and _in_checkpoint("forward"))
 
 
-def _in_reentrant_checkpoint() -> bool:
+def is_for_gradients() -> bool:
+    """The same for whoever hears every thread: a layer in a reentrant checkpoint when it runs for its gradients."""
+    if not torch.is_grad_enabled():
+        return False
+    return torch._C._current_graph_task_id() == -1 or _in_checkpoint("backward")
+
+
+def _in_checkpoint(name: str) -> bool:
+    """Whether this method of torch's reentrant checkpoint is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "forward" and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+        if frame.f_code.co_name == name and frame.f_globals.get("__name__") == "torch.utils.checkpoint":
             return True
         frame = frame.f_back
     return False
@@ -83,6 +92,6 @@ class Source(Protocol):
         """What was heard since, by the name of the module."""
 
 
-# Makers of sources for models of others, each given the model and a function that says which layers are wanted; None
-# if there is nothing for them in it. `sightline.watch` puts its own here: it stands above, and knows torch's functions.
-OF_OTHERS: list[Callable[[nn.Module, Callable[[str], bool]], Source | None]] = []
+# Makers of sources for models of others, each given the model and the choice of layers; None if there is nothing for
+# them in it. `sightline.watch` puts its own here: it stands above, and knows the functions of torch and transformers.
+OF_OTHERS: list[Callable[[nn.Module, Layers], Source | None]] = []

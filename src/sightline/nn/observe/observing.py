@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -108,7 +108,7 @@ class _Observing(Listener):
         self.sights[name] = sight
         return out
 
-    handlers = {attention: take}
+    handlers: ClassVar = {attention: take}
 
 
 def is_observed() -> bool:

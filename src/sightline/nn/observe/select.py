@@ -64,6 +64,29 @@ def chosen(names: list[str], layers: Layers) -> set[str]:
     return set(names) if layers is None else set(_chosen(names, layers))
 
 
+def check_layers(modules: list[str], layers: Layers) -> None:
+    """Refuse what chooses nothing, where only the names of all modules are known, and not yet which of them attend."""
+    names = [".".join(step for step in name.split(".") if step != "_orig_mod") for name in modules]
+    if isinstance(layers, slice | Integral) and not isinstance(layers, bool):
+        return
+    if isinstance(layers, Iterable) and not isinstance(layers, str):
+        for one in layers:
+            check_layers(names, one)
+    elif layers is not None and not callable(layers):
+        _chosen(names, layers)
+
+
+def names_chosen(layers: Layers, name: str, modules: list[str]) -> bool:
+    """Whether a name may be chosen, as far as it is known alone: by its number it may always be."""
+    if layers is None or (isinstance(layers, slice | Integral) and not isinstance(layers, bool)):
+        return True
+    if isinstance(layers, str):
+        return chooses(layers, name, modules)
+    if callable(layers):
+        return bool(layers(name))
+    return isinstance(layers, Iterable) and any(names_chosen(one, name, modules) for one in layers)
+
+
 def _chosen(names: list[str], layers: Layers) -> Iterable[str]:
     """The names that are chosen, in any order."""
     if isinstance(layers, str):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline import lens
 from sightline.attention.streaming import transformed
+from sightline.nn.observe.listener import is_for_gradients
 
 STATS = ("entropy", "max_score", "received")
 
@@ -49,13 +51,14 @@ class Tap:
 
     def take(self, q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
         """Note a call of the module, if it is one of training."""
-        if not torch.is_grad_enabled() or transformed():
+        compiling = torch.compiler.is_compiling()
+        if not (torch.is_grad_enabled() if compiling else is_for_gradients()) or transformed():
             return
         kind = q.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         kept = Kept(q.detach(), k.detach(), for_later(options), autocast)
         # A compiled graph hands out what is kept at its end, whole and unbroken; all else is counted at once.
-        self.last = kept if torch.compiler.is_compiling() else count(kept)
+        self.last = kept if compiling else count(kept)
 
     def hand_over(self) -> None:
         """Put the last call into the boxes of all monitors that wait for it."""
@@ -81,13 +84,36 @@ def count(kept: Kept) -> Counted:
     """The sums of a call, by one pass of the lens."""
     q, k, options, dtype = kept
     with torch.autocast(q.device.type, dtype=dtype, enabled=dtype is not None):
-        sight = lens.look(q, k, stats=STATS, **options)
+        return counted(lens.look(q, k, stats=STATS, **options))
+
+
+def counted(sight: lens.Sight) -> Counted:
+    """The sums of a sight that has been asked for `STATS`."""
     entropy, score = (x.movedim(-2, 0).flatten(1) for x in (sight.entropy, sight.max_score))  # [heads, all rows]
     received = sight.received()[None].flatten(0, -3).sum(0)
     if not score.numel():
         return Counted(score.new_zeros(len(score)), score.new_full((len(score),), -torch.inf), received)
     seen = (score != -torch.inf).sum(1)  # a row that sees nothing has entropy 0, which is no part of the mean
     return Counted(entropy.sum(1) / seen.clamp_min(1), score.amax(1), received)
+
+
+class Taps:
+    """The taps of Sightline's modules in a model, as one source of numbers."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.taps: dict[str, Tap] = {name: vars(module)["_tap"] for name, module in modules.items()}
+        self.unseen: dict[str, str] = {}
+        self._box: dict[Tap, Counted] = {}
+
+    def listen(self, on: bool) -> None:
+        self._box.clear()
+        for tap in self.taps.values():
+            tap.listen(self, self._box if on else None)
+
+    def collect(self) -> dict[str, Counted]:
+        for tap in self.taps.values():
+            tap.hand_over()
+        return {name: self._box[tap] for name, tap in self.taps.items() if tap in self._box}
 
 
 def for_later(options: dict[str, Any]) -> dict[str, Any]:
