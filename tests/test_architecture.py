@@ -59,6 +59,7 @@ PUBLIC_NAMES = (
     "look",
     "lookup",
     "models",
+    "monitor",
     "nn",
     "observe",
     "padding",

@@ -6,7 +6,7 @@ from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, loo
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
 from sightline.version import __version__ as __version__
-from sightline.watch import load, watch
+from sightline.watch import load, monitor, watch
 
 __all__ = [
     "Choice",
@@ -27,6 +27,7 @@ __all__ = [
     "look",
     "lookup",
     "models",
+    "monitor",
     "nn",
     "observe",
     "padding",

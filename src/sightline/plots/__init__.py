@@ -9,6 +9,7 @@
 | `on_globe`   | the same on a sphere, seen from above a place                               |
 | `portraits`  | measures of all heads, layers x heads                                       |
 | `curves`     | losses over steps, each curve named where it ends                           |
+| `training`   | what `sl.monitor` recorded: layers as panels, heads as lines                |
 | `save`       | any of them as PNG, SVG or PDF; the file appears whole or not at all        |
 
 Colours are matplotlib's `magma`, `viridis` and `cividis`: they get lighter evenly, also for colour-blind eyes and in
@@ -22,5 +23,6 @@ from sightline.plots.heat import map
 from sightline.plots.image import on_image
 from sightline.plots.lines import curves
 from sightline.plots.places import on_globe, on_map
+from sightline.plots.trained import training
 
-__all__ = ["map", "alignment", "on_image", "on_map", "on_globe", "portraits", "curves", "save"]
+__all__ = ["map", "alignment", "on_image", "on_map", "on_globe", "portraits", "curves", "training", "save"]

@@ -67,7 +67,7 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         # A static cache is longer than what it holds.
         k, keys = k[..., : span.keys, :], span.keys
         table = table[..., :keys] if table is not None and table.shape[-1] > 1 else table
-    q, k, _, table, lse = _one_head(q, k, k, table, caught.lse, bool(given.get("enable_gqa", False)))
+    q, k, _, table, lse = one_head(q, k, k, table, caught.lse, bool(given.get("enable_gqa", False)))
     if rule is not None and table is not None and table.dtype == torch.bool:
         mask, bias, sees, said = rule.mask, None, rule.sees, None
     else:
@@ -82,7 +82,7 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     return out
 
 
-def _one_head(
+def one_head(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lse: Tensor | None, grouped: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Torch's attention over [batch, time, dim] or [time, dim] has one head: all of it in four axes."""

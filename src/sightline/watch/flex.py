@@ -42,6 +42,11 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         try:
             cap, bias = read_score_mod(mod, batch, heads, queries, k.shape[-2], q.device)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            if who.lenient:
+                who.miss(
+                    f"a score_mod that is no bias and no soft-cap: {str(error).splitlines()[0]}", first, k.shape[-2]
+                )
+                return _run(func, args, kwargs, q.is_cuda)
             raise InputError(
                 f"{who.name} cannot be watched",
                 expected="a score_mod that adds a bias, or caps the score, or both",
@@ -56,7 +61,7 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
 def _run(func: Any, args: tuple, kwargs: dict, on_gpu: bool) -> Any:
     """The call itself: compiled on a GPU, as the model would have it; written out on the CPU, as torch does there."""
     with state.quiet(compiled=True):
-        if not on_gpu:
+        if not on_gpu or not state.UNCOMPILED.on:
             return func(*args, **kwargs)
         # Behind its seven arguments the operator has places for buffers, which the compiler fills itself.
         given = dict(zip(_NAMES, args)) | {name: value for name, value in kwargs.items() if name in _NAMES}

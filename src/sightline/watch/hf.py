@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.masks import Band, Mask, causal, padding
-from sightline.watch import state, verify
+from sightline.watch import state, traced, verify
 from sightline.watch.calls import compact, look, position
 from sightline.watch.flex import read_block_mask
 from sightline.watch.hf_masks import LazyMask, Span, read_span, read_used
@@ -39,22 +39,9 @@ class Interface(state.Shared):
         if modeling is None or masking is None:
             return  # no model of transformers without these
         functions, masks = modeling.AttentionInterface, masking.AttentionMaskInterface
-        lazy = {getattr(masking, name, None) for name in ("sdpa_mask", "eager_mask")} - {None}
+        lazy = frozenset(getattr(masking, name, None) for name in ("sdpa_mask", "eager_mask")) - {None}
         find, get = getattr(functions, "get_interface", None), functions.__getitem__
-        get_mask = masks.__getitem__
-
-        def find_watched(self: Any, name: str, default: Callable) -> Callable:
-            assert find is not None
-            return _attending(find(self, name, default), name)
-
-        @functools.wraps(get)
-        def get_watched(self: Any, name: str) -> Callable:
-            return _attending(get(self, name), name)
-
-        @functools.wraps(get_mask)
-        def get_mask_watched(self: Any, name: str) -> Callable:
-            return _masking(get_mask(self, name), lazy)
-
+        find_watched, get_watched, get_mask_watched = _standing_in(find, get, masks.__getitem__, lazy)
         for owner, attribute, function in (
             (functions, "get_interface", find_watched),
             (functions, "__getitem__", get_watched),
@@ -62,6 +49,24 @@ class Interface(state.Shared):
         ):
             if hasattr(owner, attribute):
                 _put(stack, owner, attribute, function)
+
+
+@functools.lru_cache(8)
+def _standing_in(find: Any, get: Any, get_mask: Any, lazy: frozenset) -> tuple[Callable, Callable, Callable]:
+    """What stands in for the look-ups: the same functions every time, so that what was compiled with them stays."""
+
+    def find_watched(self: Any, name: str, default: Callable) -> Callable:
+        return _attending(find(self, name, default), name)
+
+    @functools.wraps(get)
+    def get_watched(self: Any, name: str) -> Callable:
+        return _attending(get(self, name), name)
+
+    @functools.wraps(get_mask)
+    def get_mask_watched(self: Any, name: str) -> Callable:
+        return _masking(get_mask(self, name), lazy)
+
+    return find_watched, get_watched, get_mask_watched
 
 
 INTERFACE = Interface()
@@ -164,6 +169,28 @@ class Attending:
         with state.quiet(compiled=self._is_flex):
             given = attention_mask if lazy is None else lazy.written()
             result = self.function(module, query, key, value, given, *args, **kwargs)
+        try:
+            self._account(who, module, query, key, value, given, known, args, kwargs, options, result)
+        except Exception as error:  # what only counts does not end a training
+            if not who.lenient:
+                raise
+            who.miss(f"no account of it: {error}".splitlines()[0], -1, key.shape[-2])
+        return result
+
+    def _account(
+        self,
+        who: Audience,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        given: Any,
+        known: Any,
+        args: tuple,
+        kwargs: dict,
+        options: dict,
+        result: Any,
+    ) -> None:
         k, v = key, value
         bias = options.pop("bias", None)
         mask: Mask | None
@@ -173,7 +200,7 @@ class Attending:
             bias = None if bias is None else bias[..., : span.keys]
             first, first_key = position(who, span.queries, span.keys, None, span.first_query), span.first_key
         else:
-            mask, more, is_causal = self._read(module, query, key, attention_mask, kwargs)
+            mask, more, is_causal = self._read(module, query, key, given, kwargs)
             bias = more if bias is None else bias if more is None else bias + more
             first, first_key = position(who, query.shape[-2], key.shape[-2], is_causal, None), 0
         looked = look(query, k, v, mask, bias, kwargs.get("scaling"), first, first_key, **options)
@@ -182,7 +209,6 @@ class Attending:
             again = partial(self.function, module, query, key, value, given, *args, **kwargs)
             why = verify.doubt(looked, v, again, result, kwargs.get("dropout", 0.0), trusted)
         verify.record(who, looked, why)
-        return result
 
     def _compact(self, who: Audience) -> bool:
         """Whether Sightline's attention takes the place of this function, by the user's choice."""
@@ -232,16 +258,20 @@ def _options(kwargs: dict) -> dict[str, Any]:
 
 def _attending(function: Callable, name: str) -> Callable:
     """The function as it is, or one that tells the watches of this thread."""
+    if torch.compiler.is_compiling():
+        return traced.attending(function, name)
     if not state.watches() or isinstance(function, Attending):
         return function
     return Attending(function, name)
 
 
-def _masking(function: Callable, lazy: set) -> Callable:
+def _masking(function: Callable, lazy: frozenset) -> Callable:
     """The mask function as it is, or one that says by which rule, for the models that this thread watches.
 
     Its table is the model's own. Where a watch is compact, none is written until somebody needs it.
     """
+    if torch.compiler.is_compiling():
+        return function
     if function not in lazy or not state.watches():
         return function
     names: dict[int, str] = {}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
 from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
 
 from sightline.attention.api import attention
+from sightline.nn.observe.listener import Listener
 from sightline.watch import calls, fast, state
 from sightline.watch.flex import flex
 from sightline.watch.unseen import FOLLOW, FOLLOWS_FIRST, RESTING, Trace
@@ -41,6 +41,11 @@ class Audience:
     def compact(self) -> bool:
         """Whether one of them chose Sightline's attention in place of what writes queries x keys."""
         return any(watcher.compact for watcher, _ in self.wanting)
+
+    @property
+    def lenient(self) -> bool:
+        """Whether none of them would rather have an error than no account."""
+        return all(getattr(watcher, "lenient", False) for watcher, _ in self.wanting)
 
     @property
     def tables(self) -> Tables:
@@ -95,10 +100,18 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     return Audience(module, hearing) if hearing else None
 
 
-class WatchMode(TorchFunctionMode):
+class WatchMode(Listener):
     """Hands attention calls of watched models to their handlers, and lets everything else pass."""
 
     is_watch = True
+    handlers: ClassVar[Mapping[Any, Handler]] = {
+        F.scaled_dot_product_attention: calls.sdpa,
+        F.multi_head_attention_forward: calls.multi_head,
+        attention: calls.own,
+        flex_operator: flex,
+        torch._transformer_encoder_layer_fwd: fast.layer,
+        torch._native_multi_head_attention: fast.heads,
+    }
 
     def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -115,7 +128,7 @@ class WatchMode(TorchFunctionMode):
         if idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
+        handler = self.handlers.get(func)
         if handler is None:
             follow = FOLLOW.get(func)
             found = func(*args, **kwargs) if follow is None else follow(self.trace, func, args, kwargs)
@@ -134,9 +147,13 @@ class WatchMode(TorchFunctionMode):
             for watcher, _ in who.hearing:
                 watcher.listening.always = True
         # On a GPU FlexAttention runs compiled, whoever compiled it.
-        if in_compiled_function() and not (handler is flex and args[0].is_cuda):
+        if state.UNCOMPILED.on and in_compiled_function() and not (handler is flex and args[0].is_cuda):
             for watcher, name in who.hearing:
                 watcher.seen._unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
+        return self.hear(handler, func, args, kwargs, who)
+
+    def hear(self, handler: Handler, func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
+        """An attention call that somebody wants to know of."""
         return handler(func, args, kwargs, who)
 
     def _new(self, x: Any) -> bool:
@@ -146,7 +163,7 @@ class WatchMode(TorchFunctionMode):
 
 def _care(func: Any) -> str:
     """What has to be looked at in a call of a function, found out once for each."""
-    if func in _HANDLERS or func in _COPIES or _writes(func):
+    if func in WatchMode.handlers or func in _COPIES or _writes(func):
         care = ALL
     else:
         follow = FOLLOW.get(func)
@@ -168,11 +185,3 @@ _CARE: dict[Any, str] = {}
 # Functions that are known at most: some are made anew for each call.
 _MOST = 4096
 _COPIES = {torch.Tensor.contiguous, torch.Tensor.clone}
-_HANDLERS: dict[Any, Handler] = {
-    F.scaled_dot_product_attention: calls.sdpa,
-    F.multi_head_attention_forward: calls.multi_head,
-    attention: calls.own,
-    flex_operator: flex,
-    torch._transformer_encoder_layer_fwd: fast.layer,
-    torch._native_multi_head_attention: fast.heads,
-}

@@ -54,8 +54,7 @@ class Trace:
         self.marks: dict[int, tuple[weakref.ref, Mark]] = {}
         self.fixed: dict[int, tuple[weakref.ref, Mark]] = {}
         self.shape: torch.Size | None = None  # of the last product
-        for buffer in buffers:
-            self.put(buffer, _BUFFER)
+        mark_buffers(self, buffers)
 
     def get(self, x: Any) -> Mark | None:
         if type(x) is Parameter:
@@ -74,6 +73,12 @@ class Trace:
 
 
 _PARAMETER, _BUFFER = Mark("parameter"), Mark("buffer")
+
+
+def mark_buffers(trace: Trace, buffers: Iterable[Tensor]) -> None:
+    """Of one more model."""
+    for buffer in buffers:
+        trace.put(buffer, _BUFFER)
 
 
 def _gone(marks: dict, key: int, ref: weakref.ref) -> None:

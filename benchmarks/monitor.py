@@ -1,0 +1,102 @@
+"""What `sl.monitor` costs a training: a small Llama, eager and compiled, beside the same without it.
+
+    python benchmarks/monitor.py [--out FOLDER]
+
+Figures: a step that is recorded, and a step in between, as a multiple of the plain step; and what follows for a whole
+training that is recorded every 50 steps. All three kinds of step take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from harness import QUICK, compare, ratio, write
+
+import sightline as sl
+
+GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+WIDTH, HEADS, LAYERS = (64, 4, 2) if QUICK else (1024, 16, 8) if GPU else (256, 8, 4)
+BATCH, TIME = (2, 33) if QUICK else (8, 1024) if GPU else (4, 256)
+EVERY = 50
+
+
+def llama() -> torch.nn.Module:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=WIDTH,
+        intermediate_size=3 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // 2,
+        vocab_size=4096,
+        attention_dropout=0.1,
+        use_cache=False,
+    )
+    made = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+    return made.to(DEVICE, DTYPE).train()
+
+
+def measure(how: str) -> dict:
+    model = llama()
+    run = torch.compile(model) if how == "compiled" else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ids = torch.randint(0, 4096, (BATCH, TIME), device=DEVICE)
+    mask = torch.ones_like(ids)
+    mask[-1, : TIME // 3] = 0  # padded on the left
+
+    def step() -> None:
+        run(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    idle = sl.monitor(model, every=1 << 60)
+    idle.step()  # step 0 is recorded; no other will be
+
+    def between() -> None:
+        step()
+        idle.step()
+
+    def recorded() -> None:
+        with sl.monitor(model) as monitor:
+            step()
+            monitor.step()
+        if len(monitor.latest or ()) != LAYERS:
+            raise SystemExit(f"{how}: the monitor saw {monitor.latest!r}, not {LAYERS} layers ({monitor.unseen})")
+
+    steps: dict[str, Callable[[], object]] = {"plain": step, "between": between, "recorded": recorded}
+    result = compare(steps, repeats=21, in_a_row=True)
+    due, rest = ratio(result, "recorded", "plain"), ratio(result, "between", "plain")
+    return {
+        "call": f"a step of training, {how}",
+        "every": EVERY,
+        "batch": BATCH,
+        "tokens": TIME,
+        "layers": LAYERS,
+        "recorded": due,
+        "between": rest,
+        "of_unwatched": ((EVERY - 1) * rest + due) / EVERY,
+        "of_unwatched_if_idle_is_free": (EVERY - 1 + due) / EVERY,
+        "candidates": dict(result),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    parser.add_argument("--eager", action="store_true", help="leave the compiled model out")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    rows = []
+    for how in ("eager",) if given.eager else ("eager", "compiled"):
+        rows.append(measure(how))
+        print(f"{how}: recorded {rows[-1]['recorded']:.2f}, in all {rows[-1]['of_unwatched']:.4f}")
+    print(write("monitor", rows, given.out))
+
+
+if __name__ == "__main__":
+    main()
