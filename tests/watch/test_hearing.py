@@ -7,6 +7,7 @@ import threading
 import warnings
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -473,6 +474,82 @@ def test_attention_by_hand_is_named(compiled) -> None:
             monitor.step()
     assert list(monitor.unseen) == ["1"]
     assert list(monitor.latest) == ["0.layers.0"]
+
+
+def test_what_a_graph_hides_is_named() -> None:
+    torch.compiler.reset()
+    net, x = Model(), torch.randn(3, 7, 16)
+
+    @torch.compiler.nested_compile_region
+    def shared(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return layer(x)
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.net.layers:
+                x = shared(layer, x)
+            return x
+
+    run = torch.compile(part := Nested(), backend="aot_eager", fullgraph=True)
+    with sl.monitor(part) as monitor:
+        run(x)
+        with pytest.warns(UserWarning, match=r"(?s)does not see 1 module.*compiled graph"):
+            monitor.step()
+    assert list(monitor.unseen) == ["Nested"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_fast_path_of_a_frozen_encoder_is_kept(compiled) -> None:
+    torch.compiler.reset()
+    x, layer = torch.randn(3, 7, 16), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).eval().requires_grad_(False)
+    run = torch.compile(encoder, backend="aot_eager") if compiled else encoder
+    plain = run(x)
+    with sl.monitor(encoder) as monitor:
+        assert torch.equal(run(x), plain)
+        if compiled:  # one operator for the whole layer: nothing is seen, and it is said
+            with pytest.warns(UserWarning, match="the monitor"):
+                monitor.step()
+        else:
+            monitor.step()
+    assert (monitor.latest is None) == compiled
+
+
+def test_a_compiled_function_around_the_model() -> None:
+    torch.compiler.reset()
+    net, x = Model(), torch.randn(3, 7, 16)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return net(x, is_causal=True).square().mean()
+
+    with sl.monitor(net) as monitor:
+        loss(x).backward()
+        monitor.step()
+    assert list(monitor.latest) == ["layers.0", "layers.1"]
+
+
+def test_arrays_in_a_compiled_model() -> None:
+    """torch.compile follows numpy too."""
+    torch.compiler.reset()
+
+    class Counting(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            count = np.arange(x.shape[1]) - np.ones(x.shape[1], dtype=np.int64)
+            return super().forward(x) + torch.from_numpy(2 - count * 3)[:, None]
+
+    net, x = Counting(), torch.randn(3, 7, 16)
+    for layer in net.layers:
+        layer.dropout = 0.0
+    run = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with sl.monitor(net) as monitor:
+        torch.testing.assert_close(run(x), net(x))
+        monitor.step()
+    assert list(monitor.latest) == ["layers.0", "layers.1"]
 
 
 def test_an_account_that_fails_ends_no_training(monkeypatch) -> None:

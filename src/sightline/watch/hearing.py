@@ -23,7 +23,7 @@ from sightline.nn.observe.monitor import Monitor
 from sightline.nn.observe.record import Record
 from sightline.nn.observe.select import Layers, attending, names_chosen
 from sightline.nn.observe.tap import STATS, Counted, counted
-from sightline.watch import hf, state, traced, verify
+from sightline.watch import hf, state, traced, tracer, verify
 from sightline.watch.calls import look, one_head
 from sightline.watch.mode import Audience, Handler, WatchMode
 from sightline.watch.tables import Tables
@@ -79,6 +79,7 @@ class Hearing:
     writer = None
 
     def __init__(self, model: nn.Module, layers: Layers) -> None:
+        traced.connect(_attended, _unheard)
         self.model, self.choice = model, layers
         self.names = names_of(model)
         self.modules = {id(module): module for module in model.modules()}
@@ -262,7 +263,7 @@ def _hearing(where: str) -> Audience | None:
     for one in hearers:
         modules |= one.modules
         names |= one.names
-    found = traced.caller(where, names)
+    found = tracer.caller(where, names)
     module = modules.get(found) if isinstance(found, int) else found
     if module is None:
         for one in hearers:
@@ -346,5 +347,4 @@ def _of_others(model: nn.Module, layers: Layers) -> Hearing | None:
     return None
 
 
-traced.connect(_attended, _unheard)
 OF_OTHERS.append(_of_others)

@@ -8,11 +8,11 @@ nothing else is changed. Where the operator cannot be given what it needs, anoth
 from __future__ import annotations
 
 import functools
-import sys
+import operator
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline.attention.api import attention
 from sightline.masks import as_mask
+from sightline.watch.tracer import enter, kind_of, leave, of_ours, operator_of, site
 
 if TYPE_CHECKING:
     from sightline.masks import Mask
@@ -31,16 +32,16 @@ SCORES = "FlexAttention with a score_mod in a compiled graph"
 LONG = "FlexAttention or a mask of Sightline's over so many cells, in a compiled graph"
 LAZY = "a bias that is a rule, in a compiled graph"
 MORE_KEYS = "torch.nn.MultiheadAttention with keys of its own (bias_k, add_zero_attn), in a compiled graph"
+FAST = "the fast path of torch's own layers, one operator for all of it, in a compiled graph"
 BODY = "runs inside a part of a compiled graph that cannot be seen"
 # A mask that is a function is written out for the operator, up to so many cells.
 MOST_CELLS = 1 << 26
 
-_library = torch.library.Library("sightline", "FRAGMENT")
-_library.define(
+_ATTENDED = (
     "attended(Tensor(a!) slot, Tensor q, Tensor k, Tensor? table, Tensor? sinks, Tensor? v, Tensor? out, float? scale, "
     "float? softcap, str causal, int window, bool grouped, bool hides, bool trained, bool known, str where) -> ()"
 )
-_library.define("unheard(Tensor(a!) slot, str where, str why) -> ()")
+_UNHEARD = "unheard(Tensor(a!) slot, str where, str why) -> ()"
 # The operators say that they change it, so that no compiler takes them for idle.
 _SLOT = torch.zeros(())
 
@@ -60,13 +61,17 @@ def _nothing(*_: Any) -> None:
     """What the operators do to tensors without values."""
 
 
-def connect(attended: Hear, unheard: Hear) -> None:
-    """Say who is told when a graph runs."""
-    if not _hears:
-        for name, function in (("attended", _attended), ("unheard", _unheard)):
-            _library.impl(name, function, "CompositeExplicitAutograd")
-            torch.library.register_fake(f"sightline::{name}", _nothing, lib=_library)
+@functools.cache
+def connect(attended: Hear, unheard: Hear) -> torch.library.Library:
+    """Make the operators, and say who is told when a graph runs."""
+    library = torch.library.Library("sightline", "FRAGMENT")
+    for schema, function in ((_ATTENDED, _attended), (_UNHEARD, _unheard)):
+        library.define(schema)
+        name = schema.partition("(")[0]
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"sightline::{name}", _nothing, lib=library)
     _hears.update(attended=attended, unheard=unheard)
+    return library
 
 
 # What is traced: plain code that the compiler can follow.
@@ -87,11 +92,23 @@ def traced(mode: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     elif func is F.softmax or func is torch.softmax or func is torch.Tensor.softmax:
         if args and args[0].dim() > 2:
             _say(BY_HAND)
+    elif args and isinstance(args[0], np.ndarray):
+        return _of_numpy(func, args, kwargs)
+    elif func is torch._transformer_encoder_layer_fwd or func is torch._native_multi_head_attention:
+        _say(FAST)
     elif func is torch.Tensor.unflatten:
         return args[0].unflatten(*args[1:], **kwargs)  # the function itself, which calls super(), cannot be traced
     elif isinstance(func, HigherOrderOperator):
         _say(BODY)
     return func(*args, **kwargs)
+
+
+def _of_numpy(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The compiler hands over operators between arrays as methods of tensors, which arrays do not have."""
+    name, swapped = operator_of(func)
+    if not name:
+        return func(*args, **kwargs)
+    return getattr(operator, name)(*(args[::-1] if swapped else args))
 
 
 def _tell(
@@ -315,128 +332,6 @@ def attending(function: Callable, name: str) -> Callable:
         return result
 
     return beside
-
-
-# What the compiler asks once, while it traces, and then takes for constant.
-
-
-def _constant(function: Callable) -> Callable:
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_constant
-def site() -> str:
-    """Where attention is called: the path from the module whose code is compiled to the one that is traced."""
-    modules = _traced_modules()
-    if modules[0] is None:
-        return ""
-    for path, part in modules[-1].named_modules() if modules[-1] is not None else ():
-        if part is modules[0]:
-            return path
-    return f"/{id(modules[0])}"
-
-
-@_constant
-def of_ours() -> bool:
-    """Whether the module that is traced has a tap of its own."""
-    modules = _traced_modules()
-    return modules[0] is not None and "_tap" in vars(modules[0])
-
-
-@_constant
-def enter() -> bool:
-    """Switch the mode on again that is being traced; False where the compiler has no such state."""
-    state = getattr(_tracer(), "symbolic_torch_function_state", None)
-    if getattr(state, "cur_mode", None) is None:
-        return False
-    state.push_torch_function_mode(state.cur_mode)  # type: ignore[union-attr]
-    return True
-
-
-@_constant
-def leave() -> bool:
-    _tracer().symbolic_torch_function_state.pop_torch_function_mode()
-    return True
-
-
-@_constant
-def kind_of(function: Callable, name: str) -> str:
-    """What is known of a function of transformers; nothing to do if no monitor listens, or its parts are heard."""
-    if not _listens():
-        return ""
-    while isinstance(function, functools.partial):
-        function = function.func
-    known = str(getattr(function, "__globals__", {}).get("__name__", "")).startswith("transformers.")
-    called = getattr(function, "__name__", "")
-    if known and called == "sdpa_attention_forward":
-        return ""
-    return "unknown" if not known else "flex" if "flex" in called else "eager" if name == "eager" else "flash"
-
-
-def _listens() -> bool:
-    """Whether a monitor's mode is on where the compiler is."""
-    state = getattr(_tracer(), "symbolic_torch_function_state", None)
-    modes = list(getattr(state, "mode_stack", ()))
-    return any(getattr(_value(mode), "is_monitor", False) for mode in modes)
-
-
-def _tracer() -> Any:
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    return InstructionTranslator.current_tx()
-
-
-def _traced_modules() -> list[nn.Module | None]:
-    """The modules whose methods are being traced, innermost first; None for a function at the outermost place."""
-    tracer = getattr(_tracer().output, "current_tx", None) or _tracer()
-    found: list[nn.Module | None] = []
-    while tracer is not None:
-        code = tracer.f_code
-        names = [*code.co_varnames[: min(code.co_argcount, 1)], "self"]
-        values = (_value(tracer.symbolic_locals.get(name), tracer) for name in names)
-        module = next((value for value in values if isinstance(value, nn.Module)), None)
-        tracer = getattr(tracer, "parent", None)
-        if module is not None or tracer is None:
-            found.append(module)
-    return found
-
-
-def _value(variable: Any, tracer: Any = None) -> Any:
-    """What stands behind a variable of the compiler, if it is a thing that exists."""
-    if hasattr(variable, "realize"):
-        variable = variable.realize()
-    if tracer is not None and type(variable).__name__ == "CellVariable":
-        variable = tracer.output.side_effects.load_cell(variable)
-        variable = variable.realize() if hasattr(variable, "realize") else variable
-    key = getattr(variable, "module_key", None)
-    if key is not None and tracer is not None:
-        return tracer.output.get_submodule(key)
-    return getattr(variable, "value", None)
-
-
-# What runs with the graph.
-
-
-def caller(where: str, names: dict[int, str]) -> nn.Module | int | None:
-    """The module that a place in a graph belongs to: the graph's own is found on the stack, and its part by the path.
-
-    A graph may be shared by layers that are alike, so that the path alone would not say. Of what a function has called
-    that is compiled without a module around it, the identity is known.
-    """
-    if where.startswith("/"):
-        return int(where[1:])
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if id(first) in names and isinstance(first, nn.Module):
-            try:
-                return first.get_submodule(where)
-            except AttributeError:
-                return None
-        frame = frame.f_back
-    return None
 
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
