@@ -377,7 +377,8 @@ NAMES_STATISTICS = {
     "lens/statistics.py",
     "lens/sight.py",
     *("lens/on_cpu.py", "lens/row_sums.py", "lens/compiled.py", "lens/on_gpu.py", "kernels/look.py", "kernels/rows.py"),
-    *("watch/account.py", "explore/model_runs.py", "nn/tap.py"),
+    *("watch/account.py", "explore/model_runs.py"),
+    *("nn/observe/tap.py", "nn/observe/alarms.py", "plots/trained.py"),
 }
 
 

@@ -83,7 +83,7 @@ def test_queries_in_the_order_of_the_slots():
     real = rows.order >= 0
     assert torch.equal(found[:, real], q[:, rows.order[real].long()])
     assert not found[:, ~real].any()
-    regular = rows_of(geometry.axis(slice(0, 64), 8, None).edges, 64, 32, CPU)
+    regular = rows_of(geometry.axis(slice(0, 64), 16, None).edges, 64, 32, CPU)
     assert regular.in_place
     q = torch.randn(3, 64, 16)
     assert in_slots(q, regular, 0) is q
