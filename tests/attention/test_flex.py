@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import pytest
@@ -198,3 +199,13 @@ def test_blocks_are_those_that_torch_lists(length, mask):
         assert torch.equal(getattr(ours, name), getattr(torchs, name)), name
     table = mask.tile(slice(0, length), slice(0, length), length, length, torch.device("cpu"))
     assert torch.equal(ours.to_dense()[0, 0].bool()[0, 0], table[..., :128, :128].any())
+
+
+def test_each_kind_is_a_piece_of_code_of_its_own_with_a_place():
+    """Torch compiles a piece of code only so often, and puts one from no file into a function that all share."""
+    from torch._dynamo import trace_rules
+
+    one, other = flex._attend(0.5), flex._attend(0.5)
+    assert one.__code__ is not other.__code__
+    assert inspect.getsourcefile(one) == flex.__file__
+    assert not trace_rules.check(one)

@@ -137,16 +137,24 @@ def _captured(function: Any) -> Iterator[Any]:
 
 @functools.cache
 def _compiled(kind: Hashable, scale: float) -> Callable[..., Any]:
-    """A compiled FlexAttention for one kind of call: torch counts what it compiles for each piece of code.
+    """A compiled FlexAttention for one kind of call: torch counts what it compiles for each piece of code."""
+    return torch.compile(_attend(scale), dynamic=True, fullgraph=True)
+
+
+def _attend(scale: float) -> Callable[..., Any]:
+    """FlexAttention at a scale, as a piece of code of its own.
 
     The scale is written into the code: beside it, it would be a number that may change, which FlexAttention does not
-    take.
+    take. The code says that it is from this file: what is from none, torch (before 2.12) compiles inside a function of
+    its own, which is the same for all, and counts that.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
     names: dict[str, Any] = {"flex_attention": flex_attention}
-    exec(f"def attend(*given, **options):\n    return flex_attention(*given, scale={scale!r}, **options)", names)
-    return torch.compile(names["attend"], dynamic=True, fullgraph=True)
+    text = f"def attend(*given, **options):\n    return flex_attention(*given, scale={scale!r}, **options)"
+    exec(compile(text, __file__, "exec"), names)
+    made: Callable[..., Any] = names["attend"]
+    return made
 
 
 def _with_lse() -> dict[str, Any]:
