@@ -46,15 +46,17 @@ _UNHEARD = "unheard(Tensor(a!) slot, str where, str why) -> ()"
 _SLOT = torch.zeros(())
 
 Hear = Callable[..., None]
-_hears: dict[str, Hear] = {}
+_hears: dict[str, list[Hear]] = {"attended": [], "unheard": []}
 
 
 def _attended(slot: Tensor, *given: Any) -> None:
-    _hears["attended"](*given)
+    for hear in _hears["attended"]:
+        hear(*given)
 
 
 def _unheard(slot: Tensor, where: str, why: str) -> None:
-    _hears["unheard"](where, why)
+    for hear in _hears["unheard"]:
+        hear(where, why)
 
 
 def _nothing(*_: Any) -> None:
@@ -62,16 +64,23 @@ def _nothing(*_: Any) -> None:
 
 
 @functools.cache
-def connect(attended: Hear, unheard: Hear) -> torch.library.Library:
-    """Make the operators, and say who is told when a graph runs."""
+def _library() -> torch.library.Library:
+    """The operators, made once; they last as long as this is held."""
     library = torch.library.Library("sightline", "FRAGMENT")
     for schema, function in ((_ATTENDED, _attended), (_UNHEARD, _unheard)):
         library.define(schema)
         name = schema.partition("(")[0]
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"sightline::{name}", _nothing, lib=library)
-    _hears.update(attended=attended, unheard=unheard)
     return library
+
+
+def connect(attended: Hear, unheard: Hear) -> None:
+    """Say who is told when a graph runs."""
+    _library()
+    for name, hear in (("attended", attended), ("unheard", unheard)):
+        if hear not in _hears[name]:
+            _hears[name].append(hear)
 
 
 # What is traced: plain code that the compiler can follow.
