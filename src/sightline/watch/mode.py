@@ -69,7 +69,7 @@ class Audience:
         if lse is None or len(self.hearing) != 1 or not self.wanting:
             return False
         watcher, name = self.wanting[0]
-        return watcher.gather.goes_on(name, q, k, lse, scale)
+        return watcher.goes_on(name, q, k, lse, scale)
 
     def record(self, looked: Any) -> None:
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)

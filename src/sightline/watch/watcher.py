@@ -271,6 +271,10 @@ class Watcher(Following):
         self.ends.clear()
         self.reader.restart()
 
+    def goes_on(self, name: str, q: Tensor, k: Tensor, row: Tensor, scale: float | None) -> bool:
+        """Take in a step of a generation that is as the one before it, if it is."""
+        return self.gather.goes_on(name, q, k, row, scale)
+
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """The account of one call becomes a part of its layer."""
         call, row, first_query, first_key = looked
