@@ -239,7 +239,7 @@ def _memory(what: str) -> float:
 
 def _size(seen: object, layer: str) -> int:
     sight = seen[layer]
-    tensors = [sight.lse, *sight._kept.values(), *seen.shares(layer).values()]
+    tensors = [sight.lse, *sight.kept.values(), *seen.shares(layer).values()]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

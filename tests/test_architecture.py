@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
@@ -332,6 +333,128 @@ def test_nobody_asks_of_which_class_a_mask_or_bias_is() -> None:
     ]
     assert not found, f"give `Mask` or `Bias` a method that answers it: {found}"
     assert all(asked((PACKAGE / name).read_text(encoding="utf-8")) for name in MAY_ASK), "shorten MAY_ASK"
+
+
+# What is one's own
+
+TORCHS = {name for name in vars(torch.nn.Module()) if name.startswith("_")}
+
+
+def private(name: str) -> bool:
+    """Whether a name is its owner's own: one underscore in front. Notebooks have `_repr_html_`, torch `_modules`."""
+    return name.startswith("_") and not name.endswith("_") and not name.startswith("__") and name not in TORCHS
+
+
+def owned(source: str) -> set[str]:
+    """The private attributes and methods of the classes of a file."""
+    found: set[str] = set()
+    for kind in [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]:
+        for node in ast.walk(kind):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ME:
+                found.add(node.attr)
+        for node in kind.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in found if private(name)}
+
+
+ME = ("self", "cls", "super()")
+
+
+def reached(source: str, package: str, owners: dict[str, set[str]]) -> list[int]:
+    """The lines on which a file of a package reaches for what is another package's own.
+
+    That is a private attribute that classes of other packages have, and none of this one (of the lens: none of this
+    file); on `self` too, in a class that is made of another package's; or a private name that is imported from another
+    package.
+    """
+    mine = owned(source)
+    others = set().union(*(names for other, names in owners.items() if other != package))
+    others -= owners.get(package, set()) - (owners["lens"] if package != "lens" else set())
+    tree, lines = ast.parse(source), set()
+    imported: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sightline."):
+            home = (node.module or "").split(".")[1]
+            imported |= {alias.asname or alias.name: home for alias in node.names if home != package}
+            if home != package and any(private(alias.name) for alias in node.names):
+                lines.add(node.lineno)
+    heirs: set[int] = set()  # places in classes that are made of another package's
+    inherited: set[str] = set()
+    for kind in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+        bases = [imported[base.id] for base in kind.bases if isinstance(base, ast.Name) and base.id in imported]
+        if bases:
+            heirs |= {id(node) for node in ast.walk(kind)}
+            inherited |= set().union(*(owners.get(base, set()) for base in bases)) - owned(source)
+    for node in ast.walk(tree):
+        name, on = "", ""
+        if isinstance(node, ast.Attribute):
+            name, on = node.attr, ast.unparse(node.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+            on = ast.unparse(node.args[0])
+        if not isinstance(name, str) or not private(name):
+            continue
+        if on in ME:
+            if id(node) in heirs and name in inherited:
+                lines.add(node.lineno)
+        elif name in others - mine:
+            lines.add(node.lineno)
+    return sorted(lines)
+
+
+def owners_by_package() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in source_files():
+        found.setdefault((*parts(path), "")[1], set()).update(owned(path.read_text(encoding="utf-8")))
+    return found
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        ("x = sight._levels", [1]),
+        ("x = 1\nx = run.view(0)[1].sight._levels.row", [2]),
+        ("getattr(sight, '_levels', None)", [1]),
+        ("from sightline.lens.sight import _levels_of", [1]),
+        ("from sightline.lens import Sight\nclass Mine(Sight):\n    def f(self):\n        return self._levels", [4]),
+        ("from sightline.lens import Sight\nclass Mine(Sight):\n    def f(self):\n        super()._get(3)", [4]),
+        ("class Mine:\n    def f(self):\n        self._levels = 3\n        return self._levels", []),
+        ("class Mine:\n    def f(self):\n        self._levels = 3\n\ndef g(mine):\n    return mine._levels", []),
+        ("run._own + torch._C + sizes._replace(batch=()) + sight.__dict__ + sight._repr_html_()", []),
+        ("run._both", [1]),
+        ("from sightline.explore.run import _own", []),
+        ("sight.levels, sight.kept", []),
+    ],
+)
+def test_the_check_for_what_is_ones_own_itself(source: str, found: list[int]) -> None:
+    owners = {"lens": {"_levels", "_get", "_both"}, "explore": {"_own", "_both"}, "web": {"_own"}}
+    assert reached(source, "explore", owners) == found
+
+
+def test_owned_names_are_found() -> None:
+    kind = "class A:\n    _x = 1\n    _y: int = 2\n    def _f(self):\n        self._z, self.w = 1, 2"
+    assert owned(kind) == {"_x", "_y", "_z", "_f"}
+    assert {"_levels", "_kept", "_lacks", "_readable"} <= owners_by_package()["lens"]
+
+
+# The step of one token stands in for the decoder, and places its token as the decoder does.
+MAY_REACH = ("models/step.py",)
+
+
+def test_no_package_reaches_for_what_is_another_ones_own() -> None:
+    owners = owners_by_package()
+    found = {
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in source_files()
+        for line in reached(path.read_text(encoding="utf-8"), (*parts(path), "")[1], owners)
+    }
+    known = {where for where in found if where.partition(":")[0] in MAY_REACH}
+    assert {where.partition(":")[0] for where in known} == set(MAY_REACH), "shorten MAY_REACH"
+    found -= known
+    assert not found, f"give its owner a method of a plain name, or move the code there: {found}"
 
 
 # Names

@@ -70,7 +70,7 @@ def case(name: str) -> tuple[sl.Sight, np.ndarray, np.ndarray]:
     batch = (1,) if name == "padding" else ()
     q, k = torch.randn(*batch, 2, queries, 16), torch.randn(*batch, 2, keys, 16)
     sight = sl.look(q, k, **options).select(0, [1])
-    mask = sight._call.mask
+    mask = sight.call.mask
     visible = torch.ones(queries, keys, dtype=torch.bool) if mask is None else mask.to_dense(queries, keys)
     exact = sl.look(q.double(), k.double(), **options).select(0, [1])
     return sight, exact.tile(slice(None), slice(None))[0].numpy(), visible.expand(1, queries, keys)[0].numpy()

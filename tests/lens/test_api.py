@@ -52,7 +52,7 @@ def test_output_and_gradients_are_those_of_attention(case: Case) -> None:
     plain, out, sight, grads, more_grads = both_ways(case)
     assert same(plain, out)
     assert all(same(a, b) for a, b in zip(grads, more_grads, strict=True))
-    assert not sight._row.requires_grad
+    assert not sight.row.requires_grad
 
 
 @settings(max_examples=30)
@@ -62,7 +62,7 @@ def test_the_same_with_dropout(case: Case) -> None:
     assert same(plain, out)
     assert all(same(a, b) for a, b in zip(grads, more_grads, strict=True))
     still = sl.look(case.q, case.k, **case.options)
-    assert same(sight._row, still._row)
+    assert same(sight.row, still.row)
     assert same(sight.received(), still.received())
 
 

@@ -71,7 +71,7 @@ def test_the_sum_of_a_softmax_row_is_measured(sight: sl.Sight, walks: list) -> N
 def test_only_what_is_asked_for_is_summed(name: str, sight: sl.Sight, walks: list) -> None:
     getattr(sight, name)
     assert walks == [["RowSums"]]
-    assert set(sight._kept) == {name}
+    assert set(sight.kept) == {name}
     getattr(sight, name)
     assert len(walks) == 1
 
@@ -113,7 +113,7 @@ def test_a_picture_prepared_is_the_picture_asked_for(rows: slice, columns: slice
     assert len(walks) == 1
     found = sight.picture(rows, columns, size=(6, 8))
     assert len(walks) == 1
-    fresh = sl.look(sight._call.q, sight._call.k, mask=sl.causal()).picture(rows, columns, size=(6, 8))
+    fresh = sl.look(sight.call.q, sight.call.k, mask=sl.causal()).picture(rows, columns, size=(6, 8))
     assert gap(found, fresh) <= 1e-6
 
 
@@ -121,7 +121,7 @@ def test_a_picture_of_a_part_shows_that_part() -> None:
     q, k, _ = inputs(heads=1, queries=6, keys=6)
     plain = sl.look(q, k)
     sight = sl.look(q, k, stats=sl.Picture(5, 4, rows=slice(0, -1), columns=slice(0, 4)))
-    (found,) = sight._kept.values()
+    (found,) = sight.kept.values()
     assert gap(found, plain.tile(slice(0, 5), slice(0, 4))) <= 1e-12
 
 
@@ -147,7 +147,7 @@ def test_several_pictures_of_parts_share_a_walk(sight: sl.Sight, walks: list) ->
     )
     assert len(walks) == 1
     for a, b in parts:
-        alone = sl.look(sight._call.q, sight._call.k, mask=sl.causal())
+        alone = sl.look(sight.call.q, sight.call.k, mask=sl.causal())
         assert gap(sight.picture(a, b, size=(5, 5)), alone.picture(a, b, size=(5, 5))) <= 1e-6
         assert gap(sight.picture(a, b, cell=(4, 3)), alone.picture(a, b, cell=(4, 3))) <= 1e-6
 
@@ -157,11 +157,11 @@ def test_weights_are_not_kept(sight: sl.Sight, walks: list) -> None:
     second = sight.received(torch.full((1, 2, 50), 2.0))
     assert torch.equal(2 * first, second)
     assert len(walks) == 2
-    assert sight._kept == {}
+    assert sight.kept == {}
 
 
 def test_statistics_in_any_company_are_the_same(sight: sl.Sight) -> None:
-    q, k = sight._call.q, sight._call.k
+    q, k = sight.call.q, sight.call.k
     together = sl.look(q, k, mask=sl.causal(), stats=("entropy", "distance", "max_score", "received", "top"))
     for name in ("entropy", "distance", "max_score"):
         assert torch.equal(getattr(sight, name), getattr(together, name))

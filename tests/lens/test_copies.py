@@ -38,7 +38,7 @@ MASKS = [
 
 
 def everything(sight: sl.Sight) -> list[torch.Tensor]:
-    parts = [sight.lse] if sight._call.normalizer.is_softmax else []
+    parts = [sight.lse] if sight.call.normalizer.is_softmax else []
     parts += [sight.entropy, sight.total, sight.received(), *sight.top(2), sight.tile(slice(None), slice(None))]
     return [*parts, sight.picture(size=(2, 3))]
 
@@ -104,9 +104,9 @@ def test_a_copy_of_a_sight(options: dict[str, Any], way: str) -> None:
     q, k, _ = inputs(2, queries=5, keys=7)
     sight = sl.look(q, k, **options, stats=("entropy", sl.Top(2)))
     made = WAYS[way](sight)
-    assert set(made._kept) == set(sight._kept)
-    assert made._call.normalizer is sight._call.normalizer
-    assert made._call.k is made._call.v
+    assert set(made.kept) == set(sight.kept)
+    assert made.call.normalizer is sight.call.normalizer
+    assert made.call.k is made.call.v
     expected = everything(sight)
     assert all(torch.equal(a, b) for a, b in zip(everything(made), expected, strict=True))
     if way == "deepcopy":
@@ -116,7 +116,7 @@ def test_a_copy_of_a_sight(options: dict[str, Any], way: str) -> None:
         fresh._kept.clear()
         assert all(torch.equal(a, b) for a, b in zip(everything(fresh), expected, strict=True))
     made._kept.clear()
-    assert sight._kept, "what is kept is each one's own"
+    assert sight.kept, "what is kept is each one's own"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -126,7 +126,7 @@ def test_a_sight_in_a_graph_of_gradients_or_of_inference(way: str) -> None:
         frozen = sl.look(q * 2, k * 3)
     for sight in (sl.look(q * 2, k * 3), frozen):
         made = WAYS[way](sight)
-        assert not made._call.q.requires_grad
+        assert not made.call.q.requires_grad
         assert torch.equal(made.entropy, sight.entropy)
 
 
@@ -135,7 +135,7 @@ def test_a_part_of_a_large_tensor_does_not_take_all_of_it_along() -> None:
     sight = sl.look(large[3], large[4])
     assert len(pickle.dumps(sight)) < 5000
     made = copy.deepcopy(sight)
-    assert made._call.q.untyped_storage().nbytes() == 2 * 6 * 4 * 4
+    assert made.call.q.untyped_storage().nbytes() == 2 * 6 * 4 * 4
 
 
 @pytest.mark.parametrize("of", [ModMask(lambda b, h, i, j: i >= j, 1), ModBias(lambda b, h, i, j: i - j, 1, 2)])

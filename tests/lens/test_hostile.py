@@ -199,7 +199,7 @@ def test_deep_masks_are_refused_when_they_are_saved(tmp_path: Path) -> None:
         mask = mask & sl.prefix(2)
     q, k, _ = inputs(1)
     sl.look(q, k, mask=mask).save(tmp_path / "x.sight")
-    assert str(sl.Sight.load(tmp_path / "x.sight")._call.mask) == str(mask)
+    assert str(sl.Sight.load(tmp_path / "x.sight").call.mask) == str(mask)
     with pytest.raises(sl.errors.InputTypeError, match="at most 100 deep"):
         sl.look(q, k, mask=mask & sl.prefix(2)).save(tmp_path / "y.sight")
     assert [path.name for path in tmp_path.iterdir()] == ["x.sight"]

@@ -50,7 +50,7 @@ def test_the_strongest_hundred_thousand_are_refused(long: sl.Sight) -> None:
     assert "try: fewer keys per query" in str(caught.value)
     with pytest.raises(TooLargeError, match=r"top\(100000\)"):
         long.prepare("entropy", sl.Top(100_000))
-    assert long._kept == {}
+    assert long.kept == {}
 
 
 @pytest.mark.usefixtures("nothing_made")

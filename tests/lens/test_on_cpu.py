@@ -201,7 +201,7 @@ def kept(threads: int, mask: sl.Mask | None, tops: tuple[sl.Top, ...]) -> list[T
         assert seen == ["swept"]
         assert bool(by_kernel) == (cpu_tile.kernel() is not None)
     found = []
-    for value in sight._kept.values():
+    for value in sight.kept.values():
         found += list(value) if isinstance(value, tuple) else [value]
     return found
 

@@ -46,7 +46,7 @@ def test_one_head_is_that_head(options: dict, batch: int, head: int) -> None:
 def test_what_was_computed_comes_along() -> None:
     sight = sl.look(torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8), stats=("entropy", "received", sl.Top(2)))
     one = sight.select(1, [3])
-    assert set(one._kept) == set(sight._kept)
+    assert set(one.kept) == set(sight.kept)
     assert torch.equal(one.entropy[0], sight.entropy[1, 3])
     assert torch.equal(one.top(2).keys[0], sight.top(2).keys[1, 3])
 

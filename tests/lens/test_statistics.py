@@ -121,16 +121,14 @@ def test_it_is_observed_alone_and_beside_the_others(queries: int, keys: int, kin
     one = case(queries, keys, kind, dtype)
     weights = whole_map(one).weights
     _, alone = sl.observe(one.q, one.k, one.v, stats=NAME, **one.options)
-    assert set(alone._kept) == {NAME}
+    assert set(alone.kept) == {NAME}
     beside = sl.look(one.q, one.k, stats=(NAME, *BESIDE), **one.options)
     plain = sl.look(one.q, one.k, stats=BESIDE, **one.options)
     for sight in (alone, beside):
         holds(sight.statistic(NAME), weights, LIMIT[dtype], telling=keys > 1)
         assert torch.equal(getattr(sight, NAME), sight.statistic(NAME))
-    for request, value in plain._kept.items():  # nothing else is another number for it
-        for was, now in zip(
-            *(x if isinstance(x, tuple) else (x,) for x in (value, beside._kept[request])), strict=True
-        ):
+    for request, value in plain.kept.items():  # nothing else is another number for it
+        for was, now in zip(*(x if isinstance(x, tuple) else (x,) for x in (value, beside.kept[request])), strict=True):
             assert torch.equal(was.nan_to_num(nan=7.0), now.nan_to_num(nan=7.0))
 
 
@@ -191,7 +189,7 @@ def test_kernels_are_asked_for_what_they_know(monkeypatch: pytest.MonkeyPatch) -
 def test_it_is_prepared_and_computed_when_asked_for() -> None:
     one = case(37, 53, "window")
     prepared, later = (sl.look(one.q, one.k, **one.options) for _ in range(2))
-    assert NAME in prepared.prepare(NAME, "received")._kept
+    assert NAME in prepared.prepare(NAME, "received").kept
     assert NAME in repr(prepared)
     assert torch.equal(prepared.statistic(NAME), getattr(later, NAME))
     flat = sl.look(torch.randn(5, 8), torch.randn(7, 8), stats=NAME)
@@ -202,7 +200,7 @@ def test_chunks_of_keys_and_of_rows_are_merged() -> None:
     for normalizer in ("softmax", "relu"):
         one = case(61, 97, "left padding", torch.float64, normalizer=normalizer)
         sight = sl.look(one.q, one.k, **one.options)
-        call, merged = sight._call, None
+        call, merged = sight.call, None
         for columns in (slice(40, 97), slice(0, 11), slice(11, 40)):
             part = RowSums(call, {NAME, "entropy", "max_score"})
             for rows in (slice(31, 61), slice(0, 31)):
@@ -266,7 +264,7 @@ def test_a_generation_grows(
         model.generate(**given, **options)
     again = sl.load(seen.save(tmp_path / "run"))
     for layer in seen.layers:
-        assert NAME in seen[layer]._kept
+        assert NAME in seen[layer].kept
         weights = kept[layer].tile(slice(None), slice(None))
         assert weights.shape[-2] > 12
         holds(seen[layer].statistic(NAME), weights, 2e-6)
@@ -276,7 +274,7 @@ def test_a_generation_grows(
     with torch.no_grad(), sl.watch(model) as plain:
         model.generate(**given, **options)
     for layer in seen.layers:
-        assert NAME not in plain[layer]._kept
+        assert NAME not in plain[layer].kept
         torch.testing.assert_close(plain[layer].statistic(NAME), seen[layer].statistic(NAME), atol=1e-3, rtol=1e-4)
 
 
@@ -297,8 +295,8 @@ def test_a_cross_attention_that_grows_has_no_distances() -> None:
     with torch.no_grad(), sl.watch(model, stats=(NAME, "distance", "entropy")) as seen:
         model.generate(**given, max_new_tokens=4, do_sample=False)
     kinds = {kind: [layer for layer in seen.layers if seen._layers[layer].kind == kind] for kind in ("self", "cross")}
-    assert all(NAME in seen[layer]._kept for layer in kinds["self"])
-    assert all({"entropy"} == {*seen[layer]._kept} & {NAME, "distance", "entropy"} for layer in kinds["cross"])
+    assert all(NAME in seen[layer].kept for layer in kinds["self"])
+    assert all({"entropy"} == {*seen[layer].kept} & {NAME, "distance", "entropy"} for layer in kinds["cross"])
 
 
 # Declaring

@@ -36,15 +36,15 @@ def there_and_back(sight: sl.Sight, folder: Path, **options: bool) -> sl.Sight:
 def agree(sight: sl.Sight, loaded: sl.Sight) -> None:
     """What was saved to the bit; what is computed from it but for the last bits, which the place in memory decides."""
     assert loaded.shape == sight.shape
-    assert same(sight._row, loaded._row)
-    assert same(sight._call.q, loaded._call.q)
-    assert same(sight._call.k, loaded._call.k)
+    assert same(sight.row, loaded.row)
+    assert same(sight.call.q, loaded.call.q)
+    assert same(sight.call.k, loaded.call.k)
     for name in ("entropy", "max_score", "distance", "total", "sink_share"):
         assert nearly(getattr(sight, name), getattr(loaded, name)), name
     assert nearly(sight.received(), loaded.received())
     assert nearly(sight.top(3).weights, loaded.top(3).weights)
     assert nearly(sight.tile(slice(None), slice(None)), loaded.tile(slice(None), slice(None)))
-    if sight._call.sizes.queries and sight._call.sizes.keys:
+    if sight.call.sizes.queries and sight.call.sizes.keys:
         assert nearly(sight.picture(size=(4, 5), visible_only=True), loaded.picture(size=(4, 5), visible_only=True))
 
 
@@ -58,10 +58,10 @@ def nearly(one: torch.Tensor, other: torch.Tensor) -> bool:
 def test_any_sight_comes_back(tmp_path: Path, case: Case) -> None:
     sight = sl.look(case.q, case.k, **case.options)
     loaded = there_and_back(sight, tmp_path)
-    assert loaded._call.q.dtype == case.q.dtype
+    assert loaded.call.q.dtype == case.q.dtype
     if case.options.get("mask") is not None:
         queries, keys = case.q.shape[-2], case.k.shape[-2]
-        dense = loaded._call.mask.to_dense(queries, keys).expand(case.table.shape)
+        dense = loaded.call.mask.to_dense(queries, keys).expand(case.table.shape)
         assert torch.equal(dense, case.table)
     agree(sight, loaded)
 
@@ -99,8 +99,8 @@ def test_every_mask_comes_back(mask: sl.Mask, tmp_path: Path) -> None:
     q, k, _ = inputs(2, queries=5, keys=7)
     sight = sl.look(q, k, mask=mask)
     loaded = there_and_back(sight, tmp_path)
-    assert torch.equal(loaded._call.mask.to_dense(5, 7), mask.to_dense(5, 7))
-    assert str(loaded._call.mask) == str(mask)
+    assert torch.equal(loaded.call.mask.to_dense(5, 7), mask.to_dense(5, 7))
+    assert str(loaded.call.mask) == str(mask)
     agree(sight, loaded)
 
 
@@ -124,7 +124,7 @@ def test_every_option_comes_back(options: dict, dtype: torch.dtype, tmp_path: Pa
     q, k, _ = inputs(2, queries=5, keys=7, dtype=dtype)
     sight = sl.look(q, k, **options)
     loaded = there_and_back(sight, tmp_path)
-    assert loaded._call.q.dtype == loaded._call.k.dtype == dtype
+    assert loaded.call.q.dtype == loaded.call.k.dtype == dtype
     agree(sight, loaded)
 
 
@@ -147,7 +147,7 @@ def test_what_was_computed_is_not_computed_again(tmp_path: Path, monkeypatch: py
     sight = sl.look(q, k, stats=("entropy", "distance", "max_score", "received", sl.Top(4), *PICTURES))
     loaded = there_and_back(sight, tmp_path)
     monkeypatch.setattr("sightline.lens.compute.walk", lambda *_, **__: pytest.fail("walked"))
-    assert set(loaded._kept) == set(sight._kept)
+    assert set(loaded.kept) == set(sight.kept)
     assert same(loaded.entropy, sight.entropy)
     assert same(loaded.top(4).keys, sight.top(4).keys)
     assert same(loaded.picture(size=(9, 7)), sight.picture(size=(9, 7)))
@@ -404,7 +404,7 @@ def test_everything_goes_to_the_device_that_is_asked_for(saved: Path) -> None:
     mask = sl.causal() & ~sl.documents(torch.arange(6) // 2) | sl.padding([3])
     sl.look(q, k, mask=mask, sinks=torch.zeros(4), bias=torch.zeros(6, 6), stats=("entropy", sl.Top(2))).save(saved)
     there = sl.Sight.load(saved, "meta")
-    call, meta = there._call, torch.device("meta")
+    call, meta = there.call, torch.device("meta")
     tensors = [there.lse, there.entropy, *there.top(2), call.q, call.k, call.bias, call.sinks]
     tensors += [call.mask.left.right.mask.ids, call.mask.right.lengths]
     assert {t.device for t in tensors} == {meta}
@@ -416,7 +416,7 @@ def test_windows_beyond_all_keys(tmp_path: Path) -> None:
     for left in (10**6, 2**40):
         sight = sl.look(q, k, mask=sl.window(left))
         loaded = there_and_back(sight, tmp_path)
-        assert str(loaded._call.mask) == f"window({left}, 0)"
+        assert str(loaded.call.mask) == f"window({left}, 0)"
         agree(sight, loaded)
 
 

@@ -24,7 +24,7 @@ STATS = (
 def found(sight: sl.Sight, stat: object) -> torch.Tensor:
     if isinstance(stat, sl.Top):
         return sight.top(stat.n).weights
-    return sight._kept[stat]
+    return sight.kept[stat]
 
 
 @pytest.mark.parametrize("size", [(2, 61, 67), (2, 300, 310), (4, 1031, 1100)], ids=["walk", "sweep", "compiled"])

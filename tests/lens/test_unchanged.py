@@ -71,8 +71,8 @@ def test_tensors_without_a_count_are_copied() -> None:
 def test_nothing_is_copied_that_counts() -> None:
     q, k, v = inputs(1)
     sight = sl.observe(q, k, v)[1]
-    assert sight._call.q.data_ptr() == q.data_ptr()
-    assert sight._call.k.data_ptr() == k.data_ptr()
+    assert sight.call.q.data_ptr() == q.data_ptr()
+    assert sight.call.k.data_ptr() == k.data_ptr()
 
 
 def test_other_parts_of_the_same_memory_count_too() -> None:

@@ -259,7 +259,7 @@ def test_two_classes_of_one_name_are_told_apart_by_their_module(tmp_path: Path) 
     q, k, _ = inputs()
     for kind in (first, second):
         sl.look(q, k, mask=kind()).save(tmp_path / "x.sight")
-        assert type(sl.Sight.load(tmp_path / "x.sight")._call.mask) is kind
+        assert type(sl.Sight.load(tmp_path / "x.sight").call.mask) is kind
     del sl.Mask.known["Twice"]["other.module.Twice"], sl.Mask.known["Twice"]["one.module.Twice"]
     with pytest.raises(SightFileError, match="not known here"):
         sl.Sight.load(tmp_path / "x.sight")
@@ -285,7 +285,7 @@ def test_a_mask_made_of_others_is_taken_along_with_them(tmp_path: Path) -> None:
     sight.save(tmp_path / "x.sight")
     loaded = sl.Sight.load(tmp_path / "x.sight")
     torch.testing.assert_close(whole(loaded), weights(q, k, table))
-    assert loaded._call.mask.names == copy.names
+    assert loaded.call.mask.names == copy.names
     with pytest.raises(InputError, match="the mask does not fit the call"):
         sl.attention(q, k, k, mask=Either(sl.dense(torch.ones(3, 3, dtype=torch.bool))))
 
@@ -296,6 +296,6 @@ def test_tiles_are_asked_for_as_they_are_by_default() -> None:
     assert (mask.kinds(edges, edges, QUERIES, KEYS) == MIXED).all()
     assert mask.intervals(QUERIES, KEYS, torch.device("cpu")) is None
     assert isinstance(mask.select(heads=[1]), Selected)
-    call = sl.look(*inputs()[:2], mask=mask)._call
+    call = sl.look(*inputs()[:2], mask=mask).call
     part, _ = select(call, torch.zeros(*BATCH, HEADS, QUERIES), (1, 2), [3])
     assert torch.equal(part.mask.to_dense(QUERIES, KEYS).squeeze(), TABLE[1, 2, 3])

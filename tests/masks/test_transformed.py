@@ -71,6 +71,6 @@ def test_they_come_back_from_a_file(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "x.sight")
         sl.look(q, k, mask=mask).save(path, keep_qk=False)
-        loaded = sl.Sight.load(path)._call.mask
+        loaded = sl.Sight.load(path).call.mask
     assert loaded is not None
     check(loaded, table)

@@ -27,6 +27,15 @@ def test_some_heads_of_a_grouped_call(heads: object) -> None:
     torch.testing.assert_close(some.entropy, whole.entropy[:, chosen])
 
 
+def test_some_heads_have_their_own_of_everything() -> None:
+    mask, bias = sl.dense(torch.rand(6, 5, 7) > 0.3), torch.randn(6, 5, 7)
+    q, k = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 7, 8)
+    for options in ({"sinks": torch.randn(6)}, {"normalizer": "relu"}, {"softcap": 2.0}):
+        whole = sl.look(q, k, mask=mask, bias=bias, **options)  # type: ignore[arg-type]
+        some = some_heads(whole, [5, 2])
+        torch.testing.assert_close(some.tile(slice(None), slice(None)), whole.tile(slice(None), slice(None))[:, [5, 2]])
+
+
 def test_heads_that_do_not_exist_are_refused() -> None:
     with pytest.raises(InputError, match="0 to 5"):
         some_heads(sl.look(torch.randn(6, 5, 8), torch.randn(3, 7, 8)), [6])

@@ -36,9 +36,9 @@ def equal(a, b):
         assert x.shape == y.shape
         assert x.has_qk == y.has_qk
         assert torch.equal(x.lse, y.lse)
-        assert x._kept.keys() == y._kept.keys()
-        for request, value in x._kept.items():
-            pairs = zip(value, y._kept[request]) if isinstance(value, tuple) else [(value, y._kept[request])]
+        assert x.kept.keys() == y.kept.keys()
+        for request, value in x.kept.items():
+            pairs = zip(value, y.kept[request]) if isinstance(value, tuple) else [(value, y.kept[request])]
             assert all(torch.equal(*pair) for pair in pairs)
         *_, queries, keys = x.shape
         area = slice(0, queries), slice(0, keys)
@@ -144,7 +144,7 @@ def test_a_mask_that_is_a_function_is_written_out(tmp_path):
     from sightline.watch.mods import ModMask
 
     sight = seen[0]
-    sight._levels.call = sight._call.replace(mask=ModMask(lambda b, h, i, j: i >= j, 3))
+    sight._levels.call = sight.call.replace(mask=ModMask(lambda b, h, i, j: i >= j, 3))
     loaded = load(seen.save(tmp_path / "run"))
     area = slice(0, 12), slice(0, 12)
     torch.testing.assert_close(loaded[0].tile(*area), sight.tile(*area))

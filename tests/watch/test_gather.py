@@ -25,11 +25,11 @@ def check_same(one, other):
     for name in one.layers:
         a, b = one[name], other[name]
         assert a.shape == b.shape
-        assert repr(a._call.mask) == repr(b._call.mask)
-        torch.testing.assert_close(a._row, b._row)
-        assert a._kept.keys() == b._kept.keys()
-        for what, x in b._kept.items():
-            for mine, theirs in zip(*(found if isinstance(found, tuple) else (found,) for found in (a._kept[what], x))):
+        assert repr(a.call.mask) == repr(b.call.mask)
+        torch.testing.assert_close(a.row, b.row)
+        assert a.kept.keys() == b.kept.keys()
+        for what, x in b.kept.items():
+            for mine, theirs in zip(*(found if isinstance(found, tuple) else (found,) for found in (a.kept[what], x))):
                 torch.testing.assert_close(mine, theirs)
         for what in ROWS:
             mine, theirs = one._layers[name].rows(what), other._layers[name].rows(what)
@@ -38,10 +38,10 @@ def check_same(one, other):
                 torch.testing.assert_close(mine, theirs)
         assert a.has_qk == b.has_qk
         if a.has_qk:
-            assert torch.equal(a._call.q, b._call.q)
-            assert torch.equal(a._call.k, b._call.k)
-        if b._call.sinks is not None:
-            assert torch.equal(a._call.sinks, b._call.sinks)
+            assert torch.equal(a.call.q, b.call.q)
+            assert torch.equal(a.call.k, b.call.k)
+        if b.call.sinks is not None:
+            assert torch.equal(a.call.sinks, b.call.sinks)
     for mine, theirs in zip(one.portraits(), other.portraits(), strict=True):
         assert mine[:2] == theirs[:2]
         assert [x is None for x in mine] == [x is None for x in theirs]

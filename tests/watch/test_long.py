@@ -196,9 +196,9 @@ def test_results_are_far_smaller_than_the_map():
     with watch(model := Layer()) as seen:
         model(q, k)
     sight = seen[0]
-    held = sum(t.numel() for t in sight._kept.values()) + sight.lse.numel()
+    held = sum(t.numel() for t in sight.kept.values()) + sight.lse.numel()
     assert held < 0.1 * HEADS * 3000 * 3000
-    assert sight._call.q is None
+    assert sight.call.q is None
     assert sight.overview().cell == (8, 8)
 
 

@@ -110,7 +110,7 @@ def test_every_kind_of_mask(name, keep, mode):
     for block, name in zip(model.blocks, seen.layers):
         weights = expected(*block.attn.last, **meant)
         sight = seen[name]
-        assert str(sight._call.mask) == text
+        assert str(sight.call.mask) == text
         torch.testing.assert_close(whole(sight), weights, atol=5e-6, rtol=0)
         torch.testing.assert_close(sight.received().double(), weights.sum(-2), atol=1e-5, rtol=0)
         torch.testing.assert_close(sight.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-5, rtol=0)
@@ -185,7 +185,7 @@ def test_half_precision():
         out = model(x)
     assert torch.equal(out, model(x))
     assert seen.meta["dtype"] == "bfloat16"
-    assert seen[0]._call.q.dtype == torch.bfloat16
+    assert seen[0].call.q.dtype == torch.bfloat16
     torch.testing.assert_close(whole(seen[0]).sum(-1), torch.ones(2, HEADS, 9).double(), atol=1e-2, rtol=0)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sightline.explore.overview import PATCH, cells_of
 from sightline.explore.visible_counts import VisibleCounts
-from sightline.lens.levels import level_of
+from sightline.lens.pieces import rows_at
 
 if TYPE_CHECKING:
     from sightline.lens import Sight
@@ -77,32 +77,18 @@ class Estimate:
             self.grid[:, here] = np.add.reduceat(weights.sum(1), starts, axis=1)
             self.seen[:, here] = np.add.reduceat(visible.sum(1), starts, axis=1)
 
-    @torch.no_grad()
     def _weights(self, span: slice) -> tuple[np.ndarray, np.ndarray]:
         """The weights of the sampled rows, and which cells may be seen: `[bins, sample, columns]` each."""
-        call, shape = self.sight._call, (*self.places.shape, span.stop - span.start)
+        shape = (*self.places.shape, span.stop - span.start)
         ends = self.counts.ends(self.places.ravel())
-        if call.bias is not None or (call.mask is not None and ends is None):
+        if self.sight.call.bias is not None or (self.sight.mask is not None and ends is None):
             return self._one_by_one(span, shape)
-        places = torch.from_numpy(self.places.ravel())
-        dtype = call.compute_dtype
-        scores = (call.q[0, places].to(dtype) * call.scale) @ call.k[0, span].to(dtype).mT
-        if call.softcap is not None:
-            scores = (scores / call.softcap).tanh_() * call.softcap
-        number = self.sight._row[0, places, None]
         visible = None
         if ends is not None:
             key = torch.arange(span.start, span.stop)
             first, stop = (torch.from_numpy(end)[:, None] for end in ends)
             visible = (key >= first) & (key < stop)
-            scores.masked_fill_(~visible, -torch.inf)
-        if call.normalizer.is_softmax:
-            taken = self.sight._levels.taken
-            weights = scores.sub_(
-                level_of(number) if taken is None else level_of(number) + taken[0, places, None]
-            ).exp_()
-        else:
-            weights = call.normalizer.weights(scores, number, visible)
+        weights = rows_at(self.sight, torch.from_numpy(self.places.ravel()), span, visible)[0]
         seen = np.ones(shape, np.float32) if visible is None else visible.numpy().reshape(shape).astype(np.float32)
         return weights.to(torch.float32).numpy().reshape(shape), seen
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sightline.attention.tiles import Columns, scaled_rows, score_tile
 from sightline.errors import InputError
 from sightline.explore.overview import TRACK
 from sightline.explore.pyramid import DIRECT, Pyramid
@@ -59,7 +58,7 @@ class HeadView:
 
     def tracks(self) -> tuple[np.ndarray, np.ndarray] | None:
         """The entropy of every query and what every key received; None while that is being computed."""
-        kept = self.sight._kept
+        kept = self.sight.kept
         if (TRACK in kept and "received" in kept) or (self.pyramid.exact and self.queries * self.keys <= DIRECT):
             self.sight.prepare(TRACK, "received")
             return _plain(self.sight.statistic(TRACK)[0]), _plain(self.sight.received()[0])
@@ -88,7 +87,7 @@ class HeadView:
     def statistics(self, query: int) -> list[dict[str, Any]]:
         """The other statistics that were computed of a row: how each is called, and its value."""
         self.inside("query", [query], self.queries)
-        kept = self.sight._kept
+        kept = self.sight.kept
         return [
             {"name": name, "label": shown.label, "unit": shown.unit, "value": _number(float(kept[name][0, query]))}
             for name, shown in kept_rows(kept).items()
@@ -129,9 +128,9 @@ class HeadView:
     def strongest(self, query: int, n: int) -> list[tuple[int, float]]:
         """The `n` strongest keys of a query; of equal weights the lower key first."""
         self.inside("query", [query], self.queries)
-        kept = [request for request in self.sight._kept if isinstance(request, Top) and request.n >= n]
+        kept = [request for request in self.sight.kept if isinstance(request, Top) and request.n >= n]
         if not self.exact and kept:
-            keys, weights = (part[0, query].tolist() for part in self.sight._kept[kept[0]])
+            keys, weights = (part[0, query].tolist() for part in self.sight.kept[kept[0]])
             return [(key, weight) for key, weight in zip(keys, weights, strict=True) if key >= 0][:n]
         row = np.nan_to_num(self.row([query]), nan=-1.0)
         order = np.argsort(-row, kind="stable")[:n]
@@ -152,7 +151,7 @@ class HeadView:
             weights = self._whole[rows, columns]
         else:
             raise _not_kept("a row or a cell")
-        mask = self.sight._call.mask
+        mask = self.sight.mask
         if mask is not None:
             seen = mask.tile(rows, columns, self.queries, self.keys, self.sight.device).expand(1, *weights.shape)
             weights = np.where(seen[0].cpu().numpy(), weights, np.float32(np.nan))
@@ -160,10 +159,7 @@ class HeadView:
 
     def _score(self, query: int, key: int) -> float:
         """The score of a cell: scaled, capped, with its bias."""
-        rows, columns = slice(query, query + 1), Columns(slice(key, key + 1), False)
-        with torch.no_grad():
-            tile = score_tile(self.sight._call, scaled_rows(self.sight._call, rows), rows, columns)
-        return float(tile.scores.item())
+        return float(self.sight.scores(query, key).item())
 
     def inside(self, name: str, places: Sequence[int], length: int) -> None:
         """Raise unless all of these positions exist."""

@@ -128,10 +128,10 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
     visible = _visible(sight, run.batch)
     rows = visible > 0
     complete = True
-    for name in kept_rows(sight._kept):
+    for name in kept_rows(sight.kept):
         if known.get(name) is None:
             known[name] = _mean(_member(sight.statistic(name), run.batch, layer), rows)
-    if TRACK in sight._kept or (layer.exact and layer.queries * layer.keys * layer.heads <= 4 * DIRECT):
+    if TRACK in sight.kept or (layer.exact and layer.queries * layer.keys * layer.heads <= 4 * DIRECT):
         entropy = _member(sight.entropy, run.batch, layer)
         spread = np.log(np.maximum(visible, 1))
         share = np.divide(entropy, spread, out=np.zeros_like(entropy), where=visible > 1)
@@ -156,7 +156,7 @@ def _shares(sight: Sight, batch: int, layer: Layer) -> dict[str, np.ndarray]:
     What a sink takes is no token's.
     """
     offset, queries, keys = layer.keys - layer.queries, layer.queries, layer.keys
-    sees = _member(sight._due(), batch, layer) > 0
+    sees = _member(sight.due, batch, layer) > 0
     total = np.maximum(sees.sum(-1), 1)
     if not queries or not keys:
         return {}
@@ -184,11 +184,11 @@ def _shares(sight: Sight, batch: int, layer: Layer) -> dict[str, np.ndarray]:
 def _visible(sight: Sight, batch: int) -> np.ndarray:
     """How many keys each query may see, `[queries]` or `[heads, queries]`."""
     queries, keys = sight.shape[-2:]
-    mask = sight._call.mask
+    mask = sight.mask
     if mask is None:
         return np.full(queries, keys)
     counts = mask.visible(queries, keys, sight.device)
-    sizes = sight._call.sizes.batch
+    sizes = sight.call.sizes.batch
     if counts.dim() > 2 and math.prod(counts.shape[:-2]) > 1:
         counts = counts.expand(*sizes, *counts.shape[-2:]).flatten(0, -3)[batch]
     return counts.reshape(-1, queries).squeeze(0).cpu().numpy()

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums
-from sightline.lens.geometry import axis
+from sightline.lens.pieces import Tracks, piece_of
 from sightline.lens.requests import Picture
 from sightline.lens.statistics import ENTROPY
-from sightline.lens.walk import walk
 
 if TYPE_CHECKING:
     from sightline.lens import Sight
@@ -69,8 +66,7 @@ class Overview:
         self.has_maxima = True  # a saved one may hold sums alone
         self.patch = (max(PATCH >> levels[0], 1), max(PATCH >> levels[1], 1))
         self.done = np.zeros([-(-n // p) for n, p in zip(shape, self.patch, strict=True)], bool)
-        self.rows: RowSums | None = None
-        self.received: Tensor | None = None
+        self.along: Tracks | None = None
         self._lock = threading.Lock()
 
     @property
@@ -104,34 +100,25 @@ class Overview:
             slice(n * size, min((n + 1) * size, total))
             for n, size, total in zip((i, j), self.patch, self.sums.shape, strict=True)
         ]
-        call = sight._call
         spans = cells_of(bins[0], self.levels[0], self.queries), cells_of(bins[1], self.levels[1], self.keys)
-        axes = [axis(span, None, 1 << level) for span, level in zip(spans, self.levels, strict=True)]
-        sums, maxima = (Pixels(call, axes[0], axes[1], largest=largest) for largest in (False, True))
-        rows, received = RowSums(call, {TRACK}), Received(call, None)
-        parts: list[Accumulator] = [sums, maxima]
-        if TRACK not in sight._kept or "received" not in sight._kept:
-            parts += [rows, received]
-        with torch.no_grad():
-            walk(sight._levels, parts, *spans, align=(1 << self.levels[0], 1 << self.levels[1]))
+        wanted = () if {TRACK, "received"} <= sight.kept.keys() else (TRACK,)
+        piece = piece_of(sight, *spans, (1 << self.levels[0], 1 << self.levels[1]), wanted)
         with self._lock:
             if self.done[i, j]:
                 return
-            self.sums[bins[0], bins[1]] = sums.grid[0].numpy()
-            self.maxima[bins[0], bins[1]] = maxima.grid[0].numpy()
-            if self.rows is None:
-                self.rows = RowSums(call, {TRACK}, dtype=torch.float64)
-            self.rows.join(rows, spans[0])
-            if self.received is None:
-                self.received = torch.zeros_like(received.total, dtype=torch.float64)
-            self.received[..., spans[1]] += received.total[..., spans[1]]
+            self.sums[bins[0], bins[1]] = piece.sums[0].numpy()
+            self.maxima[bins[0], bins[1]] = piece.maxima[0].numpy()
+            if self.along is None:
+                self.along = Tracks(sight, (TRACK,))
+            self.along.add(piece)
             self.done[i, j] = True
 
     def tracks(self, sight: Sight) -> tuple[np.ndarray, np.ndarray] | None:
         """The entropy of every query and what every key received, once the whole map has been walked over."""
-        if not self.complete or self.received is None or self.rows is None:
+        if not self.complete or self.along is None:
             return None
-        return self.rows.result()[TRACK][0].to(torch.float32).numpy(), self.received[0].to(torch.float32).numpy()
+        both = self.along.rows()[TRACK][0], self.along.received[0]
+        return both[0].to(torch.float32).numpy(), both[1].to(torch.float32).numpy()
 
     def pooled(self, levels: tuple[int, int], rows: slice, columns: slice, largest: bool) -> np.ndarray:
         """Bins of the same or a higher level: sums of sums in double precision, maxima of maxima."""
@@ -154,7 +141,7 @@ def stored_levels(sight: Sight) -> list[int] | None:
     """The levels of the finest overview that came with a sight: kept sums of the whole map in power-of-two cells."""
     cells = [
         request.cell
-        for request in sight._kept
+        for request in sight.kept
         if isinstance(request, Picture)
         and request.cell is not None
         and request == Picture(cell=request.cell, reduce="sum")
@@ -169,8 +156,8 @@ def stored(sight: Sight) -> Overview | None:
     if levels is None:
         return None
     cell = (1 << levels[0], 1 << levels[1])
-    sums = sight._kept[Picture(cell=cell, reduce="sum")]
-    largest = sums if cell == (1, 1) else sight._kept.get(Picture(cell=cell, reduce="max"))
+    sums = sight.kept[Picture(cell=cell, reduce="sum")]
+    largest = sums if cell == (1, 1) else sight.kept.get(Picture(cell=cell, reduce="max"))
     overview = Overview(sight.shape[-2], sight.shape[-1], (levels[0], levels[1]))
     overview.sums = sums[0].to("cpu", torch.float32).numpy()
     overview.has_maxima = largest is not None

@@ -70,7 +70,7 @@ class Pyramid:
     def __init__(self, sight: Sight) -> None:
         self.sight = sight
         self.queries, self.keys = sight.shape[-2:]
-        self.exact = sight._call.q is not None
+        self.exact = sight.has_qk
         self.stored = stored(sight)
         self.counts = VisibleCounts(sight)
         self.fine: Overview | None = None
@@ -116,7 +116,7 @@ class Pyramid:
 
     def is_hidden(self, levels: Levels, y: int, x: int) -> bool:
         """Whether the mask hides all of a tile, as far as the mask can say without looking at cells."""
-        mask = self.sight._call.mask
+        mask = self.sight.mask
         if mask is None:
             return False
         rows, columns = self._cell_spans(levels, y, x)
@@ -185,7 +185,7 @@ class Pyramid:
     def _picture(self, rows: slice, columns: slice, cell: tuple[int, int], reduce: str) -> np.ndarray:
         """Sums or maxima of bins from q and k, kept nowhere."""
         request = Picture(rows=rows, columns=columns, cell=cell, reduce=reduce)
-        found = self.sight._compute([request])[request]
+        found = self.sight.compute([request])[request]
         return found[0].to(torch.float32).numpy()
 
     def _finish(self, levels: Levels, rows: slice, columns: slice, pool: str, values: np.ndarray) -> np.ndarray:

@@ -112,7 +112,7 @@ def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
     found: dict[str, Any] = {"levels": list(levels), "mean": _packed(thumbs.encode(_whole(pyramid, levels, "mean")))}
     if levels != (0, 0) and _has_maxima(pyramid, levels):
         found["max"] = _packed(thumbs.encode(_whole(pyramid, levels, "max")))
-    tracks = view.tracks() if view.exact or {TRACK, "received"} <= view.sight._kept.keys() else None
+    tracks = view.tracks() if view.exact or {TRACK, "received"} <= view.sight.kept.keys() else None
     if tracks is not None:
         found["tracks"] = _packed(np.concatenate(tracks).astype("<f4"))
     if view.exact and view.queries * view.keys <= SHORT * SHORT * 64:

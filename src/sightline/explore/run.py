@@ -156,7 +156,7 @@ class Run:
 
 def _layer(index: int, name: str, account: Account) -> Layer:
     sight = account[name]
-    call = sight._call
+    call = sight.call
     heads = 1 if len(sight.shape) == 2 else sight.shape[-3]
     queries, keys = sight.shape[-2:]
     kind = getattr(account, "kind", None)
@@ -169,10 +169,10 @@ def _layer(index: int, name: str, account: Account) -> Layer:
         queries,
         keys,
         cross=kind is not None and kind(name) == "cross",
-        exact=call.q is not None,
+        exact=sight.has_qk,
         causal="causal()" in repr(call.mask),
         normalizer=call.normalizer.name,
-        floor=[0, 0] if call.q is not None else stored_levels(sight),
+        floor=[0, 0] if sight.has_qk else stored_levels(sight),
     )
 
 
@@ -210,8 +210,8 @@ def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mappi
     digest = hashlib.sha256(json.dumps([list(tokens), batch, dict(about)], sort_keys=True, default=str).encode())
     for name in account.layers:
         sight = account[name]
-        digest.update(f"{name} {sight.shape} {sight._call.normalizer.name} {sight._call.mask}".encode())
-        rows = sight._row.flatten()
+        digest.update(f"{name} {sight.shape} {sight.call.normalizer.name} {sight.call.mask}".encode())
+        rows = sight.row.flatten()
         digest.update(rows[:: max(1, rows.numel() // 4096)].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sightline.lens.geometry import axis
-from sightline.lens.pictures import visible_cells
+from sightline.lens.pieces import visible_in
 
 if TYPE_CHECKING:
     from sightline.lens import Sight
@@ -31,7 +31,7 @@ class VisibleCounts:
         self.sight = sight
         self.queries, self.keys = sight.shape[-2:]
         self._ends: list[tuple[np.ndarray, np.ndarray]] | None = None
-        mask = sight._call.mask
+        mask = sight.mask
         found = None if mask is None else mask.intervals(self.queries, self.keys, sight.device)
         if found is not None and found[0].dim() == 1:
             first, stop = (t.to("cpu").numpy().astype(np.int64) for t in found)
@@ -46,18 +46,16 @@ class VisibleCounts:
     def __call__(self, rows: slice, columns: slice, cell: tuple[int, int]) -> np.ndarray:
         """The visible cells of every bin of a rectangle, `[height, width]`; the last bins may be ragged."""
         vertical, horizontal = axis(rows, None, cell[0]), axis(columns, None, cell[1])
-        call, shape = self.sight._call, (vertical.bins, horizontal.bins)
-        if call.mask is None:
+        mask, shape = self.sight.mask, (vertical.bins, horizontal.bins)
+        if mask is None:
             return np.diff(vertical.edges)[:, None] * np.diff(horizontal.edges)
         if self._ends is not None:
             first, stop = (_below(*end, vertical.edges, horizontal.edges) for end in self._ends)
             return np.diff(np.diff(stop - first, axis=0), axis=1)
         if cell == (1, 1):
-            seen = call.mask.tile(rows, columns, self.queries, self.keys, self.sight.device)
+            seen = mask.tile(rows, columns, self.queries, self.keys, self.sight.device)
             return seen.expand(1, *shape)[0].cpu().numpy()
-        # Without q the call does not know its device; counting needs only the mask.
-        call = call.replace(q=self.sight._row) if call.q is None else call
-        return visible_cells(call, vertical, horizontal).expand(1, *shape)[0].cpu().numpy()
+        return visible_in(self.sight, rows, columns, cell).expand(1, *shape)[0].cpu().numpy()
 
 
 def _below(ends: np.ndarray, sums: np.ndarray, row_edges: np.ndarray, column_edges: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ def of_model(run: Run, model: Any, layer: int) -> Steps:
 
 def of_sight(run: Run, layer: int, head: int) -> Steps:
     """The steps of one head without values: a saved run keeps q and k, and its model is not at hand."""
-    call = run.view(layer, head).sight._call
+    call = run.view(layer, head).sight.call
     if call.q is None:
         raise InputError(
             "the steps need q and k, which were not kept",

@@ -205,8 +205,8 @@ class Pixels(Accumulator):
                 rows.start - tile.rows.start : rows.stop - tile.rows.start,
                 columns.start - tile.columns.start : columns.stop - tile.columns.start,
             ]
-        top, weights = _pool(weights, -2, rows, self.vertical, self.largest)
-        left, weights = _pool(weights, -1, columns, self.horizontal, self.largest)
+        top, weights = pool(weights, -2, rows, self.vertical, self.largest)
+        left, weights = pool(weights, -1, columns, self.horizontal, self.largest)
         part = self.grid[..., top : top + weights.shape[-2], left : left + weights.shape[-1]]
         if self.largest:
             torch.maximum(part, weights, out=part)
@@ -222,7 +222,7 @@ def _overlap(span: slice, axis: Axis) -> slice | None:
     return slice(start, stop) if start < stop else None
 
 
-def _pool(x: Tensor, dim: int, span: slice, axis: Axis, largest: bool) -> tuple[int, Tensor]:
+def pool(x: Tensor, dim: int, span: slice, axis: Axis, largest: bool) -> tuple[int, Tensor]:
     """The bins of a stretch of the map along one axis: the first bin's number, and their sums or maxima."""
     first = int(np.searchsorted(axis.edges, span.start, side="right")) - 1
     stop = int(np.searchsorted(axis.edges, span.stop, side="left"))

@@ -93,10 +93,10 @@ def overview_of(sight: Sight) -> Tensor | None:
     if not all(sight.shape):
         return None
     picture = Picture(cell=(cell_for(queries), cell_for(keys)), reduce="mean", visible_only=True)
-    if picture not in sight._kept and sight._call.q is not None and math.prod(sight.shape) > _MOST_CELLS:
+    if picture not in sight.kept and sight.call.q is not None and math.prod(sight.shape) > _MOST_CELLS:
         return None
     try:
-        found = sight.prepare(picture)._kept[picture]
+        found = sight.value(picture)
     except SightlineError:
         return None
     return found.reshape(-1, maps[-1] if maps else 1, *found.shape[-2:]).cpu()
@@ -131,7 +131,7 @@ def pooled(picture: Tensor, most: int) -> Tensor:
 def sight_html(sight: Sight, heads: list[int] | None = None, title: str = "") -> str:
     """A sight: its heads' maps side by side."""
     shape = " x ".join(f"{n:,}" for n in sight.shape)
-    about = html.escape(f"{title or 'Sight'}: {shape}, mask {sight._call.mask}")
+    about = html.escape(f"{title or 'Sight'}: {shape}, mask {sight.call.mask}")
     maps = overview_of(sight)
     if maps is None:
         return f"<div><p>{about}</p><p>No picture was computed.</p></div>"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.lens.accumulators import _pool
+from sightline.lens.accumulators import pool
 from sightline.lens.geometry import Axis
 from sightline.lens.requests import Picture
 from sightline.masks import EMPTY, MIXED
@@ -97,7 +97,7 @@ def visible_cells(call: Call, vertical: Axis, horizontal: Axis) -> Tensor:
             cells = mask.tile(band, columns, s.queries, s.keys, device)
             cells = cells.expand(*cells.shape[:-2], band.stop - band.start, columns.stop - columns.start)
             by_column = by_column + cells.sum(-2, keepdim=True, dtype=torch.float64)
-        pooled = _pool(by_column, -1, columns, horizontal, largest=False)[1].to(torch.int64)
+        pooled = pool(by_column, -1, columns, horizontal, largest=False)[1].to(torch.int64)
         if pooled.dim() > count.dim() or pooled.shape[:-2] != count.shape[:-2]:
             leading = torch.broadcast_shapes(pooled.shape[:-2], count.shape[:-2])
             count = count.expand(*leading, *count.shape[-2:]).clone()

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.attention.tiles import Columns, scaled_rows
+from sightline.attention.tiles import Columns, scaled_rows, score_tile
 from sightline.errors import InputError, InputTypeError
 from sightline.lens import geometry, store
 from sightline.lens.compute import Weighted, compute
-from sightline.lens.copies import alone
-from sightline.lens.levels import Levels
+from sightline.lens.facts import Facts
 from sightline.lens.limits import require
 from sightline.lens.requests import OTHERS, Picture, Request, Top, parse
 from sightline.lens.select import check_selection, select, select_kept
 from sightline.lens.statistics import STATISTICS, TOTAL
-from sightline.lens.unchanged import Unchanged
 from sightline.lens.walk import see
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from sightline.attention.call import Call
+    from sightline.lens.levels import Levels
 
 
 class TopKeys(NamedTuple):
@@ -52,7 +51,7 @@ class TopKeys(NamedTuple):
     weights: Float[Tensor, "*batch heads queries n"]
 
 
-class Sight:
+class Sight(Facts):
     """What an attention call attended to: any statistic, any tile, any picture of its map, computed when asked for.
 
     Made by `sl.observe` and `sl.look`. It is a photograph: if q, k, the mask or the bias are changed in place
@@ -67,53 +66,12 @@ class Sight:
     (torch.Size([2, 8, 100]), torch.Size([2, 8, 120]), torch.Size([2, 8, 4, 6]))
     """
 
-    def __init__(self, call: Call, row: Tensor, flat: bool = False) -> None:
-        self._levels, self._flat, self._unchanged = Levels(call, row), flat, Unchanged(call, row)
-        self._kept: dict[Any, Any] = {}
-        self._lacks: str | None = None  # what a file of an older format did not hold
-
     @classmethod
     def of(cls, levels: Levels) -> Sight:
         """A sight of rows that may have been measured already."""
         sight = Sight(levels.call, levels.row)
         sight._levels = levels
         return sight
-
-    @property
-    def _call(self) -> Call:
-        return self._levels.call
-
-    @property
-    def _row(self) -> Tensor:
-        return self._levels.row
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(*batch, heads, queries, keys)"""
-        s = self._call.sizes
-        return (s.queries, s.keys) if self._flat else (*s.batch, s.heads, s.queries, s.keys)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the results are."""
-        return self._row.device
-
-    @property
-    def lse(self) -> Float[Tensor, "*batch heads queries"]:
-        """The natural logarithm of the sum of exp(score) over each row, the sink included; -inf for an empty row."""
-        if not self._call.normalizer.is_softmax:
-            raise InputError(
-                "only softmax has a log-sum-exp",
-                expected='normalizer="softmax"',
-                got=repr(self._call.normalizer.name),
-                hint="sight.total is the sum of each row's weights",
-            )
-        taken = self._levels.taken
-        if taken is None:
-            return self._shaped(self._row.clone())  # a copy: weights are computed from it
-        # Of a row that sees no key the sink is all there is.
-        sinks = self._call.sinks[..., None].to(self._row.dtype)  # type: ignore[index]
-        return self._shaped(torch.where(self._row == -torch.inf, sinks, self._row + taken))
 
     @property
     def entropy(self) -> Float[Tensor, "*batch heads queries"]:
@@ -152,10 +110,10 @@ class Sight:
                 got=repr(name),
                 hint="sl.declare(sl.Statistic(name, …)) makes a new one known",
             )
-        known = name in self._kept or self._call.q is not None or not self._call.normalizer.is_softmax
+        known = name in self._kept or self.call.q is not None or not self.call.normalizer.is_softmax
         if name == TOTAL.name and not known:
-            return self._shaped(self._due())
-        return self._shaped(self._get(name))
+            return self.due
+        return self._shaped(self.value(name))
 
     if not TYPE_CHECKING:  # a checker of types should still find names that are misspelt
 
@@ -166,9 +124,11 @@ class Sight:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     @property
-    def sink_share(self) -> Float[Tensor, "*batch heads queries"]:
-        """How much of each row's weight went to the sink; 0 without sinks."""
-        return self._shaped(self._sink())
+    def due(self) -> Float[Tensor, "*batch heads queries"]:
+        """What each row's weights sum to: by the definition of a softmax, less what a sink took; else added up."""
+        if not self.call.normalizer.is_softmax:
+            return self._shaped(self.value(TOTAL.name))
+        return self._shaped(torch.where(self.row == -torch.inf, 0.0, 1 - self._sink()))
 
     def received(
         self, weights: Float[Tensor, "*batch heads queries"] | None = None
@@ -181,8 +141,8 @@ class Sight:
         tensor(5.)
         """
         if weights is None:
-            return self._shaped(self._get("received"))
-        s = self._call.sizes
+            return self._shaped(self.value("received"))
+        s = self.call.sizes
         wanted = self.shape[:-1]
         if not isinstance(weights, Tensor) or not weights.is_floating_point():
             raise InputTypeError(
@@ -201,7 +161,7 @@ class Sight:
                 hint="weights of [*batch, heads, queries]",
             ) from None
         request = Weighted(full.reshape(*s.batch, s.heads, s.queries))
-        return self._shaped(self._compute([request])[request])
+        return self._shaped(self.compute([request])[request])
 
     def top(self, n: int = 8) -> TopKeys:
         """The `n` strongest keys of every query, strongest first.
@@ -210,7 +170,7 @@ class Sight:
         >>> sl.look(torch.randn(4, 8), torch.randn(6, 8)).top(3).weights.shape
         torch.Size([4, 3])
         """
-        keys, weights = self._get(Top(n))
+        keys, weights = self.value(Top(n))
         return TopKeys(self._shaped(keys), self._shaped(weights))
 
     def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
@@ -220,18 +180,22 @@ class Sight:
         >>> sl.look(torch.randn(9, 8), torch.randn(9, 8)).tile(slice(2, 5), slice(0, 9)).sum(-1).round()
         tensor([1., 1., 1.])
         """
-        call, s = self._readable("tile"), self._call.sizes
-        band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
-        cells = torch.Size(s.batch).numel() * s.heads * (band.stop - band.start) * (span.stop - span.start)
-        require(
-            "this tile",
-            3 * cells * call.compute_dtype.itemsize,
-            self.device,
-            "a smaller rectangle, or picture() for an overview",
-        )
+        call, band, span = self._rectangle("tile", rows, columns)
         with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
             q_rows = scaled_rows(call, band)
             return self._shaped(see(self._levels, q_rows, band, Columns(span, call.mask is not None)).weights)
+
+    def scores(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
+        """The scores of any rectangle of the map, after soft-cap, bias and mask: -inf where a cell is hidden.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.eye(3), torch.eye(3), mask=sl.causal(), scale=2.0).scores(1, slice(0, 3))
+        tensor([[0., 2., -inf]])
+        """
+        call, band, span = self._rectangle("scores", rows, columns)
+        with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+            tile = score_tile(call, scaled_rows(call, band), band, Columns(span, call.mask is not None))
+        return self._shaped(tile.scores)
 
     def picture(
         self,
@@ -257,10 +221,10 @@ class Sight:
             raise InputTypeError(
                 "size is two whole numbers", expected="(height, width)", got=repr(size), hint="size=(512, 512)"
             )
-        s = self._call.sizes
+        s = self.call.sizes
         rows, columns = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
         request = Picture(*size, rows=rows, columns=columns, cell=cell, reduce=reduce, visible_only=visible_only)
-        return self._shaped(self._get(self._resolved(request)))
+        return self._shaped(self.value(request))
 
     def select(self, batch: int | None = None, heads: Sequence[int] | None = None) -> Sight:
         """The sight of one member of the batch, without batch axes, and of some heads, with whatever was computed.
@@ -273,10 +237,10 @@ class Sight:
         >>> one.shape, torch.equal(one.tile(slice(0, 5), slice(0, 7))[0], sight.tile(slice(0, 5), slice(0, 7))[1, 3])
         ((1, 5, 7), True)
         """
-        s = self._call.sizes
+        s = self.call.sizes
         member, chosen = check_selection(batch, heads, s.batch, s.heads)
         kept = select_kept(self._kept, len(s.batch), member, chosen)
-        return self._like(*select(self._call, self._row, member, chosen), kept)
+        return self._like(*select(self.call, self.row, member, chosen), kept)
 
     def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> Sight:
         sight = Sight(call, row)
@@ -297,8 +261,25 @@ class Sight:
             elif request not in self._kept and request not in missing:
                 missing.append(request)
         if missing:
-            self._kept.update(self._compute(missing))
+            self._kept.update(self.compute(missing))
         return self
+
+    def value(self, request: Request) -> Any:
+        """What was computed for a request, as `kept` holds it; computed now if it was not yet.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.randn(5, 8), torch.randn(7, 8)).value("received").shape
+        torch.Size([1, 7])
+        """
+        request = self._resolved(request) if isinstance(request, Picture) else request
+        if request not in self._kept:
+            self._kept.update(self.compute([request]))
+        return self._kept[request]
+
+    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
+        """The values of some requests in one pass, kept nowhere."""
+        self._readable("this statistic")
+        return compute(self._levels, list(requests))
 
     def save(self, path: str | Path, keep_qk: bool = True) -> None:
         """Write the sight as a safetensors file: what was computed, and q and k unless `keep_qk=False`.
@@ -316,22 +297,6 @@ class Sight:
         sight._kept, sight._lacks = found.kept, found.lacks
         return sight
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What `copy` and `pickle` take along: tensors without their graph, and without what they are views of."""
-        self._unchanged.check()
-        rest = {name: value for name, value in self.__dict__.items() if name not in ("_levels", "_unchanged")}
-        return alone(rest | {"call": self._call, "row": self._row})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        call, row = state.pop("call"), state.pop("row")
-        self.__dict__.update(state, _levels=Levels(call, row), _unchanged=Unchanged(call, row))
-
-    def __repr__(self) -> str:
-        call = self._call
-        kept = ", ".join(sorted({k if isinstance(k, str) else type(k).__name__ for k in self._kept}))
-        about = f"shape={self.shape}, normalizer={call.normalizer.name!r}, mask={call.mask}"
-        return f"Sight({about}, computed: {kept or 'lse'})"
-
     def _repr_html_(self) -> str:
         """The maps of its heads, for a notebook."""
         from sightline.lens.html import sight_html
@@ -342,7 +307,7 @@ class Sight:
         """The same picture with its rectangle spelled out, so that it is found again however it was asked for."""
         if picture.rows is None and picture.columns is None:
             return picture
-        s = self._call.sizes
+        s = self.call.sizes
         spans: list[slice | None] = []
         for name, pair, length in (("rows", picture.rows, s.queries), ("columns", picture.columns, s.keys)):
             span = geometry.resolve(name, None if pair is None else slice(*pair), length)
@@ -356,17 +321,21 @@ class Sight:
             visible_only=picture.visible_only,
         )
 
-    def _get(self, request: Request) -> Any:
-        if request not in self._kept:
-            self._kept.update(self._compute([request]))
-        return self._kept[request]
-
-    def _compute(self, requests: list[Request | Weighted]) -> dict[Any, Any]:
-        self._readable("this statistic")
-        return compute(self._levels, requests)
+    def _rectangle(self, what: str, rows: slice | int, columns: slice | int) -> tuple[Call, slice, slice]:
+        """The call, to be read, and a rectangle of its map, which fits into memory cell by cell."""
+        call, s = self._readable(what), self.call.sizes
+        band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
+        cells = torch.Size(s.batch).numel() * s.heads * (band.stop - band.start) * (span.stop - span.start)
+        require(
+            "this tile",
+            3 * cells * call.compute_dtype.itemsize,
+            self.device,
+            "a smaller rectangle, or picture() for an overview",
+        )
+        return call, band, span
 
     def _readable(self, what: str) -> Call:
-        if self._call.q is None:
+        if self.call.q is None:
             raise InputError(
                 f"{what} needs q and k, which were not kept",
                 expected="a sight with q and k",
@@ -374,20 +343,4 @@ class Sight:
                 hint="save with keep_qk=True, or prepare(…) it before saving",
             )
         self._unchanged.check()
-        return self._call
-
-    def _sink(self) -> Tensor:
-        taken, sinks = self._levels.taken, self._call.sinks
-        if taken is None or sinks is None:
-            return torch.zeros_like(self._row)
-        alone = (sinks[..., None] > -torch.inf).to(self._row.dtype)
-        return torch.where(self._row == -torch.inf, alone, -torch.expm1(-taken))
-
-    def _due(self) -> Tensor:
-        """What each row's weights sum to by their definition (softmax) or as they were added up, for any shape."""
-        if not self._call.normalizer.is_softmax:
-            return self._get(TOTAL.name)
-        return torch.where(self._row == -torch.inf, 0.0, 1 - self._sink())
-
-    def _shaped(self, x: Tensor) -> Tensor:
-        return x[0] if self._flat else x
+        return self.call

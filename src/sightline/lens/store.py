@@ -65,8 +65,8 @@ class Loaded(NamedTuple):
 
 def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
     """Write a sight: to a temporary file beside the target first, so that the target is never half-written."""
-    call = sight._call
-    tensors: dict[str, Tensor] = {"row": sight._row}
+    call = sight.call
+    tensors: dict[str, Tensor] = {"row": sight.row}
     about: dict[str, Any] = {
         "format": FORMAT,
         "flat": sight._flat,
@@ -84,7 +84,7 @@ def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
         tensors["sinks"] = call.sinks
     if isinstance(call.bias, Tensor):
         tensors["bias"] = call.bias
-    for i, (request, value) in enumerate(sight._kept.items()):
+    for i, (request, value) in enumerate(sight.kept.items()):
         about["kept"].append(request_to_json(request))
         for j, part in enumerate(value if isinstance(value, tuple) else (value,)):
             tensors[f"kept.{i}.{j}"] = part

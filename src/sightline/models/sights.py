@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sightline import lens
 from sightline.errors import InputError
 from sightline.lens import Sight
+from sightline.lens.requests import parse
 from sightline.nn.intact import put_back, state_of
 from sightline.nn.observe import observing
 
@@ -66,14 +66,11 @@ def observe(
 
 def some_heads(sight: Sight, heads: Heads, stats: Any = ()) -> Sight:
     """The sight of some of the query heads; their order is the one asked for."""
-    call = sight._call
-    count, groups = call.sizes.heads, call.sizes.groups
+    count = sight.call.sizes.heads
     try:
         chosen = torch.arange(count)[heads if isinstance(heads, slice) else torch.as_tensor(heads).reshape(-1)]
     except (IndexError, TypeError, RuntimeError):
         raise InputError(
             "there is no such head", expected=f"0 to {count - 1}", got=heads, hint="heads=[0, 1]"
         ) from None
-    chosen = chosen.to(call.device)
-    q, k = call.q.index_select(-3, chosen), call.k.index_select(-3, chosen // groups)
-    return lens.look(q, k, mask=call.mask, scale=call.scale, softcap=call.softcap, stats=stats)
+    return sight.select(heads=chosen.tolist()).prepare(*parse(stats))

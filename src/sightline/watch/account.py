@@ -201,21 +201,21 @@ def _by_tiles(levels: Levels, rows: list[str], wanted: Wanted, place: Place, fou
     ]
     sight = Sight.of(levels).prepare(*requests)
     for name in rows:
-        found[name] = sight._kept[name]
+        found[name] = sight.kept[name]
     if wanted.received:
-        found["received"] = sight._kept["received"]
+        found["received"] = sight.kept["received"]
     for top in wanted.tops:
-        found[f"top.{top.n}.keys"], found[f"top.{top.n}.weights"] = sight._kept[top]
+        found[f"top.{top.n}.keys"], found[f"top.{top.n}.weights"] = sight.kept[top]
     for i, picture in enumerate(wanted.pictures):
-        found[f"picture.{i}"] = sight._get(sight._resolved(picture))
+        found[f"picture.{i}"] = sight.value(picture)
     for reduce, picture in overview.items():
-        found[f"overview.{reduce}"] = sight._kept[picture]
+        found[f"overview.{reduce}"] = sight.kept[picture]
 
 
 def _pictures(levels: Levels, wanted: Wanted, found: dict[str, Tensor]) -> None:
     sight = Sight.of(levels).prepare(*wanted.pictures)
     for i, picture in enumerate(wanted.pictures):
-        found[f"picture.{i}"] = sight._get(sight._resolved(picture))
+        found[f"picture.{i}"] = sight.value(picture)
 
 
 def _accumulators(call: Call, rows: list[str], wanted: Wanted, place: Place) -> dict[str, Accumulator]:

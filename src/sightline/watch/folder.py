@@ -21,9 +21,9 @@ from sightline.errors import InputError, SightFileError
 from sightline.files import make_folder, parse_json, read_bytes, sync_file, sync_folder, write_whole
 from sightline.lens import store
 from sightline.lens.described import flag, items, one_of, record, whole
+from sightline.lens.kept import KeptSight
 from sightline.lens.tensor_file import TensorFile, short, write_tensors
 from sightline.watch.grow import Layer
-from sightline.watch.kept import KeptSight
 from sightline.watch.seen import LayerLike, Seen
 from sightline.watch.shares import SHARES
 
@@ -138,7 +138,7 @@ class Writer:
     def write(self, layer: LayerLike) -> None:
         number = self.numbers.setdefault(layer.name, len(self.numbers))
         sight = layer.sight()
-        call = sight._call
+        call = sight.call
         _, _, queries, keys = sight.shape
         keep = self.keep_qk and sight.has_qk
         mask, bias = call.mask, call.bias if keep else None
@@ -148,7 +148,7 @@ class Writer:
         if bias is not None and not isinstance(bias, Tensor):
             bias = bias.writable(queries, keys)
         self.known[layer.name] = known and sight.mask_known
-        copy = KeptSight(call.replace(mask=mask, bias=bias), sight._row, sight._kept)
+        copy = KeptSight(call.replace(mask=mask, bias=bias), sight.row, sight.kept)
         # A layer that has grown is written beside what was there: whoever holds the last index finds its files.
         parts = len(layer.parts) if isinstance(layer, Layer) else 1
         names = (f"{number:04d}-{parts}.safetensors", f"{number:04d}-{parts}-rows.safetensors")
@@ -267,9 +267,7 @@ def _read_sight(path: Path) -> KeptSight:
         raise _bad(path.parent, f"{path.name} is missing") from error
     if found.flat or len(found.call.sizes.batch) != 1:
         raise _bad(path.parent, f"{path.name} is the sight of a single map")
-    sight = KeptSight(found.call, found.row, found.kept)
-    sight._lacks = found.lacks
-    return sight
+    return KeptSight(found.call, found.row, found.kept, found.lacks)
 
 
 def load(folder: Path) -> Seen:

@@ -17,10 +17,10 @@ from torch import Tensor
 from sightline.attention.call import Call
 from sightline.errors import InputError
 from sightline.lens import Picture, Top
+from sightline.lens.kept import KeptSight, gather_bins
 from sightline.lens.statistics import STATISTICS
 from sightline.masks import Band, Mask, causal, padding, prefix
 from sightline.watch.account import Wanted, cells_for
-from sightline.watch.kept import KeptSight, gather_bins
 from sightline.watch.mods import Stacked
 from sightline.watch.shares import real_keys
 
@@ -145,8 +145,8 @@ class Layer:
 
 def _cut(stored: KeptSight, rows: int, keys: int) -> KeptSight:
     """What is on disk, with the first queries and keys alone."""
-    q, k = stored._call.q[..., :rows, :], stored._call.k[..., :keys, :]
-    return KeptSight(stored._call.replace(q=q, k=k, v=k), stored._row, {})
+    q, k = stored.call.q[..., :rows, :], stored.call.k[..., :keys, :]
+    return KeptSight(stored.call.replace(q=q, k=k, v=k), stored.row, {})
 
 
 def _cat(tensors: list[Tensor], dim: int) -> Tensor:
@@ -261,7 +261,7 @@ def _queries_and_keys(layer: Layer, rest: list[Part]) -> tuple[Tensor, Tensor]:
     """q and k of all parts: the keys of the first, then the new ones of every step."""
     queries, keys = [part.found["q"] for part in rest], [part.found["k"] for part in rest]
     if layer.on_disk is not None:
-        stored = layer.on_disk()._call
+        stored = layer.on_disk().call
         queries, keys = [stored.q, *queries], [stored.k, *keys]
     elif layer.parts[0].first_key:
         # Keys that a sliding cache had let go before the run began; no query sees them.

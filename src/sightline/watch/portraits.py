@@ -110,15 +110,15 @@ def _add_layer(found: Portraits, layer: LayerLike, measured: dict[tuple[str, int
     sight = layer.sight()
     heads = sight.shape[1]
     numbers = range(heads) if layer.heads is None else layer.heads
-    seen = (sight._row > -torch.inf) & (sight._row < torch.inf)  # rows that see something
+    seen = (sight.row > -torch.inf) & (sight.row < torch.inf)  # rows that see something
     real = layer.rows("real")
     if real is not None:
         seen = seen & real[:, None]
     means: dict[str, list[float] | None] = {}
     for name in ("previous", "first", "same"):
         means[name] = _mean(layer.rows(name), seen, after_first=name == "previous")
-    for name in kept_rows([ENTROPY.name, DISTANCE.name, *sight._kept]):
-        means[name] = _mean(sight._kept.get(name), seen)
+    for name in kept_rows([ENTROPY.name, DISTANCE.name, *sight.kept]):
+        means[name] = _mean(sight.kept.get(name), seen)
     if means[DISTANCE.name] is None and layer.kind == "self":
         means[DISTANCE.name] = _distance(layer)
     repeated, looks = layer.rows("repeated"), layer.rows("induction")
@@ -153,13 +153,13 @@ def _distance(layer: LayerLike) -> list[float] | None:
     The sum over queries of (place - key) is the sum of places less the sum over keys of key x received.
     """
     sight = layer.sight()
-    received = sight._kept.get("received")
+    received = sight.kept.get("received")
     _, _, queries, keys = sight.shape
-    if received is None or real_keys(sight._call.mask, keys, received.device) is not None:
+    if received is None or real_keys(sight.mask, keys, received.device) is not None:
         return None
-    if sight._call.sinks is not None:
+    if sight.call.sinks is not None:
         return None  # a sink takes more of one row than of another: what keys received is no mean over rows
-    weights = sight._due().double()
+    weights = sight.due.double()
     places = torch.arange(queries, dtype=torch.float64) + keys - queries
     looks = (received.double() * torch.arange(keys)).sum(-1)
     rows = (weights * places).sum(-1) - looks

@@ -17,7 +17,7 @@ from sightline.errors import InputError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.watch.kept import KeptSight
+    from sightline.lens.kept import KeptSight
     from sightline.watch.seen import LayerLike, Seen
 
 # Cells of a band of rows over all heads, where the maximum over heads has to be taken cell by cell.
@@ -153,7 +153,7 @@ def _divided(
     _need_qk(sight, layer)
     if heads == "max":
         return _by_bands(sight, share, extra)
-    total = sight._due().double()  # [batch, heads, queries]
+    total = sight.due.double()  # [batch, heads, queries]
     if heads == "mean":
         mean, count = total.mean(1), total.shape[1]
         factor = _over(share, mean + extra)
@@ -204,7 +204,7 @@ def _head(layer: LayerLike, head: str | int, count: int) -> int:
 
 
 def _need_qk(sight: KeptSight, layer: LayerLike) -> None:
-    if not sight.has_qk and sight._map() is None:
+    if not sight.has_cells:
         raise InputError(
             "a rollout of a long context needs q and k, which were not kept",
             expected="a run watched with keep_qk=True, or maps of at most 512 x 512",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from sightline.watch.kept import KeptSight
+    from sightline.lens.kept import KeptSight
     from sightline.watch.portraits import Portraits
     from sightline.watch.tokens import Reader
 

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.lens import Picture, Sight, Top, geometry, pictures
+from sightline.lens import geometry, pictures
 from sightline.lens.accumulators import Accumulator, Received, RowSums, Seen, Strongest
 from sightline.lens.compute import Weighted
 from sightline.lens.levels import level_of
+from sightline.lens.requests import Picture, Top
+from sightline.lens.sight import Sight
 from sightline.lens.statistics import NoScores
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from jaxtyping import Float
 
     from sightline.attention.call import Call
@@ -50,20 +54,20 @@ class KeptSight(Sight):
     (1, 1)
     """
 
-    def __init__(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> None:
+    def __init__(self, call: Call, row: Tensor, kept: Mapping[Any, Any], lacks: str | None = None) -> None:
+        """`lacks` says what a file of an older format did not hold."""
         super().__init__(call, row)
-        self._kept = kept
-        self.mask_known = True  # False where a folder was too small for the mask's table
+        self._kept, self._lacks = dict(kept), lacks
 
     def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> KeptSight:
-        sight = KeptSight(call, row, kept)
-        sight.mask_known, sight._lacks = self.mask_known, self._lacks
+        sight = KeptSight(call, row, kept, self._lacks)
+        sight.mask_known = self.mask_known
         return sight
 
     @property
-    def has_qk(self) -> bool:
-        """Whether q and k were kept, so that any tile can be computed exactly."""
-        return self._call.q is not None
+    def has_cells(self) -> bool:
+        """Whether `tile` can tell any cell: q and k were kept, or the map cell by cell."""
+        return self.has_qk or self._map() is not None
 
     def overview(self) -> Overview:
         """The whole map in bins, as it was computed while the model ran."""
@@ -95,7 +99,7 @@ class KeptSight(Sight):
         whole = self._map()
         if self.has_qk or whole is None:
             return super().tile(rows, columns)
-        s = self._call.sizes
+        s = self.call.sizes
         band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
         return whole[..., band, span].clone()
 
@@ -107,30 +111,30 @@ class KeptSight(Sight):
                 return grid
         return None
 
-    def _compute(self, requests: list[Request | Weighted]) -> dict[Any, Any]:
+    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
         if self.has_qk:
-            return super()._compute(requests)
+            return super().compute(requests)
         found = {request: self._derive(request) for request in requests}
         missing = [request for request, value in found.items() if value is None]
         if missing:
             raise InputError(
                 f"{', '.join(_named(request) for request in missing)} needs q and k, which were not kept",
                 expected=f"one of what was computed: {self._has()}",
-                got=f"a map of {self._call.sizes.queries} x {self._call.sizes.keys} without q and k",
+                got=f"a map of {self.call.sizes.queries} x {self.call.sizes.keys} without q and k",
                 hint="sl.watch(model, keep_qk=True), or name it in stats=(…)",
             )
         return found
 
     def _readable(self, what: str) -> Call:
         if self.has_qk:
-            return self._call
+            return self.call
         if what == "received(weights)":
-            # The device and dtype are all that is asked for: the sum itself goes through `_compute`.
-            return self._call.replace(q=self._row)
+            # The device and dtype are all that is asked for: the sum itself goes through `compute`.
+            return self.call.replace(q=self.row)
         raise InputError(
             f"{what} needs q and k, which were not kept",
             expected="a run watched with keep_qk=True, or a map of at most 512 x 512",
-            got=f"{self._call.sizes.queries} x {self._call.sizes.keys}, with {self._has()}",
+            got=f"{self.call.sizes.queries} x {self.call.sizes.keys}, with {self._has()}",
             hint="sl.watch(model, keep_qk=True)",
         )
 
@@ -141,15 +145,15 @@ class KeptSight(Sight):
         whole = self._map()
         if whole is None:
             return None
-        call = self._call.replace(q=self._row)  # for its device and dtype
+        call = self.call.replace(q=self.row)  # for its device and dtype
         s = call.sizes
         log = shares = level = None
         if call.normalizer.is_softmax:
             total = whole.sum(-1, keepdim=True)
-            if bool(((total == 0) & (self._row > -torch.inf)[..., None]).any()):
+            if bool(((total == 0) & (self.row > -torch.inf)[..., None]).any()):
                 return None  # a sink has so much that of the keys nothing can be told
             shares = whole / total.masked_fill(total == 0, 1.0)
-            log, level = shares.log().clamp_min(-1e30), level_of(self._row)[..., None]
+            log, level = shares.log().clamp_min(-1e30), level_of(self.row)[..., None]
         part: Accumulator
         if isinstance(request, Weighted):
             part = Received(call, request.weights)
@@ -171,7 +175,7 @@ class KeptSight(Sight):
         return result[str(request)] if isinstance(result, dict) else result
 
     def _picture(self, picture: Picture) -> Tensor | None:
-        s = self._call.sizes
+        s = self.call.sizes
         wanted = geometry.axes(picture, s.queries, s.keys)
         if picture.visible_only and not self.mask_known:
             return None
@@ -187,7 +191,7 @@ class KeptSight(Sight):
             for dim, mine, theirs in ((-2, have[0], wanted[0]), (-1, have[1], wanted[1])):
                 pooled = None if pooled is None else _regroup(pooled, dim, mine, theirs, reduce == "max")
             if pooled is not None:
-                return pictures.finish(self._call.replace(q=self._row), picture, pooled, *wanted)
+                return pictures.finish(self.call.replace(q=self.row), picture, pooled, *wanted)
         return None
 
     def _has(self) -> str:
