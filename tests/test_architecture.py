@@ -24,7 +24,7 @@ TESTS = ROOT / "tests"
 # A module imports only from lines above its own; on its own line, only from its own package.
 LAYERS = (
     ("errors", "folders", "version"),
-    ("files", "portable", "shapes"),
+    ("caches", "files", "portable", "shapes"),
     ("biases",),
     ("masks", "normalizers", "positions", "lookup"),
     ("kernels",),
@@ -51,6 +51,7 @@ PUBLIC_NAMES = (
     "TopKeys",
     "alibi",
     "attention",
+    "caches",
     "causal",
     "declare",
     "dense",
@@ -71,7 +72,7 @@ PUBLIC_NAMES = (
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

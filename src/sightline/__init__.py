@@ -1,6 +1,6 @@
 """Sightline: attention you can see through."""
 
-from sightline import errors, lookup, models, nn, positions, steps
+from sightline import caches, errors, lookup, models, nn, positions, steps
 from sightline.attention import Choice, attention, which_backend
 from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
@@ -18,6 +18,7 @@ __all__ = [
     "TopKeys",
     "alibi",
     "attention",
+    "caches",
     "causal",
     "declare",
     "dense",

@@ -32,12 +32,20 @@ def test_every_page_is_in_the_menu_once() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     import sightline
-    from sightline import lookup, models, nn, plots, positions, steps
+    from sightline import caches, lookup, models, nn, plots, positions, steps
 
     told = "\n".join(path.read_text("utf-8") for path in (DOCS / "reference").glob("*.md"))
     listed = set(re.findall(r"^::: sightline\.([\w.]+)$", told, re.MULTILINE))
     last = {name.rpartition(".")[2] for name in listed}
-    parts = {"nn": nn, "positions": positions, "lookup": lookup, "steps": steps, "models": models, "plots": plots}
+    parts = {
+        "nn": nn,
+        "positions": positions,
+        "lookup": lookup,
+        "steps": steps,
+        "models": models,
+        "plots": plots,
+        "caches": caches,
+    }
     missing = [
         f"{part}.{name}" for part, owner in parts.items() for name in owner.__all__ if f"{part}.{name}" not in listed
     ]

@@ -12,6 +12,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from sightline import caches
 from sightline.masks.changes import counted, may_keep
 
 
@@ -39,9 +40,9 @@ class _Asked:
             self.rows = self.rows if self.some else None
 
 
-_asked: dict[int, _Asked] = {}
 # Tables that are remembered.
 _MOST = 16
+_asked: dict[int, _Asked] = caches.held("attention.empty_rows", {}, _MOST)
 
 
 def blind_rows(table: Tensor, keep: bool | None = None) -> Tensor | None:
@@ -60,9 +61,7 @@ def blind_rows(table: Tensor, keep: bool | None = None) -> Tensor | None:
     if known is None or known.table() is not table or known.version != table._version:
         with torch.inference_mode(False), torch.no_grad():
             known = _Asked(table)
-        while len(_asked) >= _MOST:
-            _asked.pop(next(iter(_asked)), None)
-        _asked[id(table)] = known
+        caches.put(_asked, id(table), known, _MOST)
     elif known.there is not None:
         known.look()
     return known.rows

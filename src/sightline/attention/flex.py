@@ -12,7 +12,6 @@ an H200 with torch 2.11, with dynamic ones not yet.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline import caches
 from sightline.attention.fused import with_sinks
-from sightline.attention.kept import Kept
+from sightline.attention.kept import MOST, Kept
 from sightline.errors import BackendError
 from sightline.masks import EMPTY, FULL, Mask, edges
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sightline.attention.call import Call
 
 _BLOCK = 128
+# Kinds of calls that are remembered: one that comes back after so many others is compiled again.
+_MOST = 256
 
 
 def refuses(call: Call) -> str | None:
@@ -80,11 +82,12 @@ def run_with_lse(call: Call) -> tuple[Tensor, Float[Tensor, "*batch heads querie
             **_with_lse(),
         )
     except _not_compiled() as error:
-        _refused[kind] = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        caches.put(_refused, kind, why, _MOST)
         raise NotCompiled(
             "torch.compile refused FlexAttention for this call",
             expected="a kernel for it",
-            got=_refused[kind],
+            got=why,
             hint='backend="auto", which then chooses another one',
         ) from error
     lse = getattr(aux, "lse", aux)
@@ -105,7 +108,7 @@ def _not_compiled() -> tuple[type[Exception], ...]:
 
 
 # Kinds of calls that torch.compile has refused, and why.
-_refused: dict[Hashable, str] = {}
+_refused: dict[Hashable, str] = caches.held("attention.flex_refused", {}, _MOST)
 
 
 def _kind(call: Call) -> Hashable:
@@ -135,7 +138,7 @@ def _captured(function: Any) -> Iterator[Any]:
             yield None
 
 
-@functools.cache
+@caches.memo("attention.flex_compiled", _MOST)
 def _compiled(kind: Hashable, scale: float) -> Callable[..., Any]:
     """A compiled FlexAttention for one kind of call: torch counts what it compiles for each piece of code."""
     return torch.compile(_attend(scale), dynamic=True, fullgraph=True)
@@ -192,7 +195,7 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
     return mod
 
 
-@functools.lru_cache(maxsize=64)
+@caches.memo("attention.flex_numbers", 64)
 def _number(value: float, device: torch.device) -> Tensor:
     """A number that may be another one next time: torch would compile anew for every value of its own."""
     with torch.inference_mode(False):  # what is made in inference mode could not be trained with later
@@ -237,4 +240,4 @@ def _listed(which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return which.sum(-1, dtype=np.int32)[None, None], order.astype(np.int32)[None, None]
 
 
-_blocks: Kept[Any] = Kept(_make_blocks)
+_blocks: Kept[Any] = caches.held("attention.flex_blocks", Kept(_make_blocks), MOST)

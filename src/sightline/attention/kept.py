@@ -7,10 +7,14 @@ from typing import Generic, TypeVar
 
 import torch
 
+from sightline import caches
 from sightline.masks import Mask
 from sightline.masks.changes import may_keep
 
 T = TypeVar("T")
+
+# Results that are kept.
+MOST = 8
 
 
 class Kept(Generic[T]):
@@ -22,9 +26,16 @@ class Kept(Generic[T]):
     True
     """
 
-    def __init__(self, make: Callable[..., T], most: int = 8) -> None:
+    def __init__(self, make: Callable[..., T], most: int = MOST) -> None:
         self._make, self._most = make, most
         self._results: dict[Hashable, tuple[Mask, T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def clear(self) -> None:
+        """Let all results go."""
+        self._results.clear()
 
     def __call__(self, mask: Mask, *rest: Hashable) -> T:
         state = mask.state() if may_keep() else None
@@ -35,8 +46,6 @@ class Kept(Generic[T]):
         if found is None:
             with torch.inference_mode(False):  # what is made in inference mode could not be trained with later
                 made = self._make(mask, *rest)
-            while len(self._results) >= self._most:
-                self._results.pop(next(iter(self._results)), None)
             # With its mask, so that no other tensor gets the identity of one of the mask's.
-            found = self._results[key] = (mask, made)
+            found = caches.put(self._results, key, (mask, made), self._most)
         return found[1]

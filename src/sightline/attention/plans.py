@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from sightline import caches
+
 # Measured on an H200 (benchmarks/NOTES.md): seconds that a plan takes, and that cuDNN is faster by, for each cell of
 # the map, each head and each number of a head.
 _PLAN = 0.05
@@ -30,7 +32,8 @@ _OFTEN = 128
 # Shapes that are remembered.
 _MOST = 4096
 
-_spent: OrderedDict[tuple, float] = OrderedDict()  # by shape: the share of a plan's cost that flash has lost
+# By shape: the share of a plan's cost that flash has lost.
+_spent: OrderedDict[tuple, float] = caches.held("attention.plans", OrderedDict(), _MOST, lambda: forget())
 _lock = threading.Lock()
 
 

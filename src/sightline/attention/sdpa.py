@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline import caches
 from sightline.attention import streaming
 from sightline.attention.blind import blind_rows, find
 from sightline.attention.cpu_kernel import for_every_head, in_rows
 from sightline.attention.derivatives import beyond_torchs_kernels, once
-from sightline.attention.kept import Kept
+from sightline.attention.kept import MOST, Kept
 from sightline.attention.nonfinite import nan_of_infinity, spoiled
 from sightline.attention.packing import HALF, packed, unpacked
 from sightline.attention.plans import attend, is_new
@@ -308,7 +309,9 @@ def _table(mask: Mask, call: Call) -> Tensor:
     return _written(mask, s.queries, s.keys, call.device)
 
 
-_written: Kept[Tensor] = Kept(lambda mask, q, k, device: mask.tile(slice(0, q), slice(0, k), q, k, device))
+_written: Kept[Tensor] = caches.held(
+    "attention.tables", Kept(lambda mask, q, k, device: mask.tile(slice(0, q), slice(0, k), q, k, device)), MOST
+)
 
 
 def _table_dtype(call: Call) -> torch.dtype:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import hashlib
 import os
 import platform
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline import caches
 from sightline.errors import InputError
 from sightline.folders import cache_folder
 
@@ -32,7 +32,7 @@ _SECONDS = 60
 Kernel = Callable[..., None]
 
 
-@functools.cache
+@caches.memo("kernels.cpu_tile")
 def kernel() -> Kernel | None:
     """The kernel, or None where there is no compiler, or none that makes something that computes rightly."""
     if os.environ.get("SIGHTLINE_COMPILE") == "0":

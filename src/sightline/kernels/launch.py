@@ -20,9 +20,13 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from sightline import caches
+
 T = TypeVar("T")
 
-_known: dict[tuple, CompiledKernel] = {}
+# Versions of kernels that are found without Triton.
+_MOST = 4096
+_known: dict[tuple, CompiledKernel] = caches.held("kernels.launches", {}, _MOST)
 
 
 def kernel(unaligned: Iterable[str] = ()) -> Callable[[Callable], Any]:
@@ -61,7 +65,7 @@ def launch(
         return
     compiled = kernel[grid](*arguments, *settings, **options)
     if isinstance(compiled, CompiledKernel):  # the interpreter gives none
-        _known[key] = compiled
+        caches.put(_known, key, compiled, _MOST)
 
 
 def on_its_device(function: Callable[..., T]) -> Callable[..., T]:

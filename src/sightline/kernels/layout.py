@@ -7,7 +7,6 @@ pixels are not whole multiples, queries are copied into the order of the slots: 
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,8 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
+
+from sightline import caches
 
 # Rows of a pixel that a tile takes at a time.
 TAKEN = 2
@@ -197,7 +198,7 @@ def in_slots(q: Tensor, rows: Rows, first: int) -> Tensor:
     return found if wide % 8 == 0 else F.pad(found, (0, -wide % 8))[..., :wide]
 
 
-@functools.lru_cache
+@caches.memo("kernels.copy_engines", 128)
 def _has_copy_engine(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 

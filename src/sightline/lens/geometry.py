@@ -8,10 +8,10 @@ pixel, pixel `i` covers cells `i cell` to `(i + 1) cell`, and the last one what 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
+from sightline import caches
 from sightline.errors import InputError, InputTypeError
 from sightline.lens.requests import Picture
 from sightline.shapes import as_whole
@@ -79,7 +79,7 @@ _Two = tuple[int, int]
 _Span = tuple[int, int | None]
 
 
-@lru_cache(maxsize=64)  # every layer of a model asks for the same
+@caches.memo("lens.axes", 64)  # every layer of a model asks for the same
 def _axes(
     size: _Two | None, cell: _Two | None, rows: _Span | None, columns: _Span | None, queries: int, keys: int
 ) -> tuple[Axis, Axis]:

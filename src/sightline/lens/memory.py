@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline import caches
+
 _PAGE = 1 << 21
 # Pieces of memory that are kept of each kind, at most, and their largest size.
 _MOST, _LARGEST = 8, 8 * _PAGE
@@ -25,8 +27,8 @@ _MOST, _LARGEST = 8, 8 * _PAGE
 _OWN = 1 << 20
 
 # Memory to work in, and memory of results, which come in other sizes.
-_kept: list[mmap.mmap] = []
-_kept_results: list[mmap.mmap] = []
+_kept: list[mmap.mmap] = caches.held("lens.buffers", [], _MOST)
+_kept_results: list[mmap.mmap] = caches.held("lens.results", [], _MOST)
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> Tensor:

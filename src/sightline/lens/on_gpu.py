@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline import caches
 from sightline.lens.pictures import means_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _MAPS = 65535
 _PART = 32
 # Bytes of a picture that is made of parts.
 _PARTS = 16 << 20
+# What is kept of how passes are laid out, on the GPU: so many, and so many bytes. One of a million rows has some 16 MB.
+_LAYOUTS, _LAYOUT_BYTES = 64, 256 << 20
+_INTERVALS, _INTERVAL_BYTES = 32, 64 << 20
 
 
 def can(call: Call) -> bool:
@@ -66,7 +69,7 @@ def for_kernels(call: Call) -> bool:
     )
 
 
-@functools.cache
+@caches.memo("lens.triton")
 def _has_triton() -> bool:
     """Whether there is a Triton that the kernels were tested with: older ones, of older torches, go to the walk."""
     try:
@@ -216,7 +219,7 @@ class _Go(NamedTuple):
         return joined(grid, *self.parts, largest="maxima" in self.asked)
 
 
-@functools.lru_cache(maxsize=64)  # every layer of a model asks for the same
+@caches.memo_by_bytes("lens.goes", _LAYOUTS, _LAYOUT_BYTES)  # every layer of a model asks for the same
 def _goes(
     mask: Mask | None,
     known: bool,
@@ -319,7 +322,7 @@ def _is_positional(mask: Mask | None) -> bool:
     return mask is None or mask.is_positional
 
 
-@functools.lru_cache(maxsize=32)
+@caches.memo_by_bytes("lens.intervals", _INTERVALS, _INTERVAL_BYTES)
 def _intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """The intervals of a positional mask, `[1, queries]`."""
     both = mask.intervals(queries, keys, device)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sightline import caches
 from sightline.attention.call import make_call
 from sightline.lens import geometry, on_gpu, pictures
 from sightline.lens.levels import Levels
@@ -37,7 +38,9 @@ Results = tuple[dict[Any, Any], dict[tuple, Tensor]]
 ByKernels = Callable[[Levels, Any], Results | None]
 ByWalk = Callable[[Levels, Any], Results]
 
-_passed: dict[Hashable, bool] = {}
+# Kinds of passes that are remembered.
+_MOST = 4096
+_passed: dict[Hashable, bool] = caches.held("lens.trials", {}, _MOST)
 # Whoever asks while another thread is trying waits for what it finds; the trial itself may ask too.
 _lock = threading.RLock()
 _trying: set[Hashable] = set()
@@ -62,20 +65,22 @@ class Kind(NamedTuple):
 def passed(call: Call, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> bool:
     """Whether the kernels may do such a job: they have done a small one right."""
     kind = _kind(call, job)
-    if kind not in _passed:
+    right = _passed.get(kind)
+    if right is None:
         with _lock:
             if kind in _trying:
                 return True
-            if kind not in _passed:
+            right = _passed.get(kind)
+            if right is None:
                 _trying.add(kind)
                 try:
                     why_not = _try(kind, job, by_kernels, by_walk)  # an error is no answer: the next one asks again
                 finally:
                     _trying.remove(kind)
-                _passed[kind] = why_not is None
+                right = caches.put(_passed, kind, why_not is None, _MOST)
                 if why_not is not None:
                     _say(kind, why_not)
-    return _passed[kind]
+    return right
 
 
 def _kind(call: Call, job: Any) -> Kind:

@@ -14,13 +14,18 @@ from typing import Any, TypeVar
 
 import torch
 
+from sightline import caches
+
 T = TypeVar("T")
 
 # Python itself runs on one core at a time: with more threads than these, they would wait for it.
 _MOST = 8
+# Numbers of threads that are had ready.
+_MOST_POOLS = 4
 
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _lock = threading.Lock()
+# By their number and torch's threads of each. Those that are let go end when nobody uses them any more.
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = caches.held("lens.threads", {}, _MOST_POOLS, lambda: _let_go())
 
 
 def spread(tasks: Iterable[Callable[[], T]], alone: bool = False) -> list[T]:
@@ -75,8 +80,13 @@ def _pool(workers: int, each: int) -> ThreadPoolExecutor:
             ready.wait()
             # It holds for the thread that says it, and for all that start later: for these it is taken back.
             torch.set_num_threads(threads)
-            _pools[workers, each] = pool
+            caches.put(_pools, (workers, each), pool, _MOST_POOLS)
         return _pools[workers, each]
+
+
+def _let_go() -> None:
+    with _lock:
+        _pools.clear()
 
 
 def _forget() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from sightline import caches
 from sightline.watch.where import inner
 
 
-@functools.cache
+@caches.memo("watch.version")
 def _version() -> str:
     try:
         return version("sightline")

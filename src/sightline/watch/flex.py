@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline import caches
 from sightline.attention.flex import code_of
 from sightline.errors import InputError
 from sightline.masks import EMPTY, FULL, MIXED, Mask
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sightline.watch.mode import Audience
 
 
+# Kinds of calls whose compiled code is kept.
+_MOST = 256
 _NAMES = ("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options")
 
 
@@ -80,7 +82,7 @@ def _functions(given: Iterable[Any]) -> Iterator[Hashable]:
             yield code_of(thing)
 
 
-@functools.cache
+@caches.memo("watch.flex_compiled", _MOST)
 def _compiled(func: Any, kind: Hashable) -> Callable[..., Any]:
     """The compiled call of one kind: each has code of its own, because torch compiles a piece of code only so often."""
 

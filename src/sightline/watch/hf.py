@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sightline import caches
 from sightline.masks import Band, Mask, causal, padding
 from sightline.watch import state, traced, verify
 from sightline.watch.calls import compact, look, position
@@ -318,7 +319,7 @@ def _is_plain(arguments: dict, mask: Mask | None, used: Span, span: Span, functi
     return whole and (used.queries == used.keys or used.queries == 1) and used.keys == span.keys
 
 
-_signature = functools.lru_cache(64)(inspect.signature)
+_signature = caches.memo("watch.signatures", 64)(inspect.signature)
 
 
 def _named(function: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from sightline import caches
 from sightline.watch import state
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Known:
     layers: dict[tuple, set[str]] = field(default_factory=dict)  # that attended in a pass of a kind
 
 
-_known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, Known] = caches.held("watch.passes", WeakKeyDictionary())
 
 
 class Listening:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
 from torch.nn import Parameter
 
+from sightline import caches
 from sightline.attention.api import attention
 from sightline.nn.observe.listener import Listener
 from sightline.watch import calls, fast, state
@@ -181,7 +182,7 @@ def _writes(func: Any) -> bool:
 
 # Nothing; only that no tensor has a mark; that, and that the first argument is no parameter; everything.
 NONE, MARKS, FIRST, ALL = "none", "marks", "first", "all"
-_CARE: dict[Any, str] = {}
 # Functions that are known at most: some are made anew for each call.
 _MOST = 4096
+_CARE: dict[Any, str] = caches.held("watch.functions", {}, _MOST)
 _COPIES = {torch.Tensor.contiguous, torch.Tensor.clone}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sightline import caches
 from sightline.errors import InputTypeError
 
 
@@ -120,7 +120,7 @@ def text_of(tokenizer: Any) -> Any:
     return text
 
 
-@functools.cache
+@caches.memo("watch.alphabet")
 def _alphabet() -> dict[str, int]:
     """The byte behind each sign of a byte-level vocabulary: printable ones are themselves, others come from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
