@@ -113,6 +113,7 @@ class SelectedBias(Bias):
     """One member's and some heads' part of a bias."""
 
     saved_as = "selected"
+    holds = ("bias", "member", "heads")
 
     def __init__(self, bias: Bias, member: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> None:
         self.bias, self.member, self.heads = bias, member, heads
@@ -137,6 +138,7 @@ class FlatBias(Bias):
     """A bias whose several batch axes have become one."""
 
     saved_as = "flattened"
+    holds = ("bias", "batch")
 
     def __init__(self, bias: Bias, batch: tuple[int, ...]) -> None:
         self.bias, self.batch = bias, batch
@@ -195,7 +197,7 @@ class GivenBias(Bias):
 
 def as_bias(bias: object) -> Bias | Tensor:
     """A bias or tensor as it is, or any object with a `tile` as a bias."""
-    if isinstance(bias, Bias | Tensor):
+    if isinstance(bias, (Bias, Tensor)):
         return bias
     if hasattr(bias, "tile"):
         return GivenBias(bias)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
@@ -63,11 +64,21 @@ class Portable:
     saved_fields: ClassVar[tuple[str, ...]] = ("module", "fields")
     # All classes of a kind by their names in files; of one name there may be several, which are told apart by module.
     known: ClassVar[dict[str, dict[str, type[Portable]]]] = {}
+    # Every class by a name that no other has, also where one is defined anew: what a compiled graph says of it.
+    classes: ClassVar[dict[str, type[Portable]]] = {}
+    class_key: ClassVar[str] = ""
+    # The attributes of this class, but not of one that inherits from it, if they are always the same: not every torch
+    # can list those of an object in a graph.
+    holds: ClassVar[tuple[str, ...] | None] = None
     _slot_names: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._slot_names = _slots(cls)
+        cls.class_key = _new_key(f"{cls.__module__}.{cls.__qualname__}", Portable.classes)
+        Portable.classes[cls.class_key] = cls
+        if "holds" not in vars(cls):
+            cls.holds = None
         if "saved_as" not in vars(cls):
             cls.saved_as = cls.__name__
         if cls.saved_as is None:
@@ -84,6 +95,8 @@ class Portable:
 
     def fields(self) -> dict[str, Any]:
         """What it is made of, by the names of its attributes."""
+        if self.holds is not None and torch.compiler.is_compiling():
+            return {name: getattr(self, name) for name in self.holds}
         found = {name: getattr(self, name) for name in self._slot_names if hasattr(self, name)}
         return found | {name: None if name == "_kept" else value for name, value in self.__dict__.items()}
 
@@ -181,6 +194,12 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
+def _new_key(name: str, taken: Mapping[str, object]) -> str:
+    """A name, or if it is taken the next one with a number."""
+    numbered = (name if n == 1 else f"{name}#{n}" for n in count(1))
+    return next(key for key in numbered if key not in taken)
+
+
 def restored(thing: Any, fields: Mapping[str, Any]) -> Any:
     """A thing with these attributes, also where it lets nobody set them."""
     for name, value in fields.items():
@@ -196,7 +215,7 @@ def leaves(value: Any) -> Iterator[Any]:
     """
     if isinstance(value, dict):
         value = list(value.values())
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         for x in value:
             yield from leaves(x)
     else:
@@ -210,12 +229,12 @@ def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
     >>> replaced(given, lambda x: x) is given, replaced(given, lambda x: x + 1)[1].tolist()
     (True, [2.0, 2.0])
     """
-    if isinstance(value, Tensor | Portable):
+    if isinstance(value, (Tensor, Portable)):
         return change(value)
     if isinstance(value, dict):
         mapped = {name: replaced(x, change) for name, x in value.items()}
         return value if all(mapped[name] is x for name, x in value.items()) else mapped
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         made = [replaced(x, change) for x in value]
         if all(new is old for new, old in zip(made, value)):
             return value
@@ -335,4 +354,5 @@ def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """
     if len(shape) > len(target):
         return False
-    return all(a in (1, b) for a, b in zip(shape, target[len(target) - len(shape) :]))
+    # Not `a in (1, b)`, which a compiler answers with no where a size is a symbol.
+    return all(a == 1 or a == b for a, b in zip(shape, target[len(target) - len(shape) :]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import sightline as sl
 from cases import DTYPES, SHORT, Case, cases, check, error, exact, inputs
-from sightline.attention import fused, reference, streaming
+from sightline.attention import fused, passes, reference, streaming
 from sightline.attention.call import make_call
 from sightline.errors import SightlineError
 from sightline.positions import alibi
@@ -30,7 +30,7 @@ def test_it_makes_at_most_twice_the_error_of_plain_torch(case):
 def test_the_size_of_tiles_does_not_matter(case, height, width):
     """Small tiles, so that small shapes have many of them: first rows empty, last tiles ragged, runs with gaps."""
     with (
-        patch.object(streaming, "_tile_size", lambda call: (height, width)),
+        patch.object(passes, "_tile_size", lambda call: (height, width)),
         patch.object(fused, "_height", lambda call: height),
         patch.object(fused, "_WIDTH", width),
     ):
@@ -51,7 +51,7 @@ def test_gradients_with_small_tiles_equal_those_of_the_definition(case, height, 
     if table is not None and case.q.dim() == 2:
         table = table[0]
     with (
-        patch.object(streaming, "_tile_size", lambda call: (height, width)),
+        patch.object(passes, "_tile_size", lambda call: (height, width)),
         patch.object(fused, "_height", lambda call: height),
         patch.object(fused, "_WIDTH", width),
     ):

@@ -185,7 +185,7 @@ def check_number(name: str, value: object) -> float:
         raise InputTypeError(
             f"{name} must be a number", expected="float", got=type(value).__name__, hint=f"float({name})"
         )
-    if not math.isfinite(number):
+    if not -math.inf < number < math.inf:  # in a compiled graph it may be a symbol, which isfinite does not take
         raise InputError(
             f"{name} must be finite", expected="a finite number", got=value, hint="leave it out for the default"
         )

@@ -135,6 +135,7 @@ class And(_Pair):
     """Visible where both masks allow it."""
 
     saved_as: ClassVar[str | None] = "&"
+    holds = ("left", "right")
     sign = "&"
 
     def conjuncts(self) -> list[Mask]:
@@ -170,6 +171,7 @@ class Or(_Pair):
     """Visible where either mask allows it."""
 
     saved_as: ClassVar[str | None] = "|"
+    holds = ("left", "right")
     sign = "|"
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
@@ -192,6 +194,7 @@ class Not(_Made):
     """Visible where the other mask forbids it."""
 
     saved_as = "~"
+    holds = ("mask",)
     saved_fields = ("of",)
 
     def __init__(self, mask: Mask) -> None:
@@ -234,6 +237,7 @@ class Selected(Mask):
     """What one member of the batch, or some of the heads, see of a mask."""
 
     saved_as = "selected"
+    holds = ("mask", "member", "heads")
 
     def __init__(self, mask: Mask, member: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> None:
         self.mask, self.member, self.heads = mask, member, heads
@@ -264,6 +268,7 @@ class Flattened(Mask):
     """A mask whose several batch axes have become one."""
 
     saved_as = "flattened"
+    holds = ("mask", "batch")
 
     def __init__(self, mask: Mask, batch: tuple[int, ...]) -> None:
         self.mask, self.batch = mask, batch

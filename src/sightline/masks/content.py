@@ -37,6 +37,7 @@ class Documents(Mask):
     """Query and key must lie in the same document."""
 
     saved_as = "documents"
+    holds = ("ids", "key_ids")
     saved_fields = ("ids", "key_ids")
     follows_order = False
 
@@ -116,12 +117,15 @@ class Padding(Mask):
     """Some keys are not real. Held as booleans `[*batch, keys]`, or as lengths `[*batch]`."""
 
     saved_as = "padding"
+    holds = ("lengths", "real", "longest")
     saved_fields = ("of",)
     follows_order = False
 
+    # What was made from it last.
+    _kept: tuple[int, torch.device, int, Tensor] | None = None
+
     def __init__(self, lengths: Tensor | None, real: Tensor | None, longest: int | None = None) -> None:
         self.lengths, self.real, self.longest = lengths, real, longest
-        self._kept: tuple[int, torch.device, int, Tensor] | None = None
 
     def row(self, keys: int, device: torch.device, keep: bool | None = None) -> Tensor:
         """Which keys are real, `[*batch, 1, 1, keys]`: the whole mask in one row, kept for the next layer.
@@ -223,6 +227,7 @@ class Dense(Mask):
     """Any table of booleans, broadcastable to `[*batch, heads, queries, keys]`."""
 
     saved_as = "dense"
+    holds = ("table",)
     saved_fields = ("table",)
     follows_order = False
     is_table = True

@@ -48,6 +48,7 @@ class Band(_Positional):
     """Keys from `left` before the query's position to `right` after it; None means without limit."""
 
     saved_as = "band"
+    holds = ("left", "right", "align")
     saved_fields = ("left", "right", "align")
 
     def __init__(self, left: int | None, right: int | None, align: str = "end") -> None:
@@ -155,6 +156,7 @@ class Prefix(_Positional):
     """Causal, and everyone sees the first `n` keys."""
 
     saved_as = "prefix"
+    holds = ("n",)
     saved_fields = ("n",)
     sees_first_key = True
 

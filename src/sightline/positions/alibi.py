@@ -53,6 +53,7 @@ class Alibi(Bias):
     acts_on: ClassVar[str] = "score"
     saved_as: ClassVar[str | None] = "alibi"
     saved_fields: ClassVar[tuple[str, ...]] = ("alibi",)
+    holds: ClassVar[tuple[str, ...]] = ("heads", "slopes")
     grows: ClassVar[bool] = True
 
     heads: int
