@@ -77,29 +77,8 @@ def differentiated() -> bool:
     return any(level.key() in (kinds.Grad, kinds.Jvp) for level in stack)
 
 
-def masks_and_biases_made_of_functions_run_uncompiled() -> None:
-    """Where a graph ends, since it cannot hold the mask or the bias."""
-
-
-def torch_func_of_a_streamed_call_runs_uncompiled() -> None:
-    """Where a graph ends, since it cannot hold the derivative."""
-
-
-# What is said if there must be one graph. `torch.compiler` has functions that set these, and takes a second to load.
-_said: Any = masks_and_biases_made_of_functions_run_uncompiled
-_said._torchdynamo_disable = True
-_said._torchdynamo_disable_msg = (
-    "sl.attention: a mask or bias that holds a function, or an object that is no tensor, number, text or mask, cannot "
-    "stand in a graph. Give its values as attributes, or write it out: sl.dense(mask.to_dense(queries, keys))"
-)
-_said = torch_func_of_a_streamed_call_runs_uncompiled
-_said._torchdynamo_disable = True
-_said._torchdynamo_disable_msg = (
-    "sl.attention: the streaming backend has derivatives by torch.autograd in a compiled graph, not by torch.func"
-)
-# Asked when a graph is made, not when it runs.
-_said = differentiated
-_said._dynamo_marked_constant = True
+# Asked while a graph is made, as `torch.compiler.assume_constant_result` would have it, which loads the compiler.
+vars(differentiated).update(_dynamo_marked_constant=True)
 
 
 def _call(

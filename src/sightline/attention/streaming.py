@@ -46,19 +46,49 @@ def run(call: Call, careful: bool = False) -> Float[Tensor, "*batch heads querie
 def run_with_rows(call: Call, careful: bool = False) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]]:
     """The output, and the one number per row that its weights need: the lse, or the visible keys."""
     if torch.compiler.is_compiling() or (recording() and not transformed()):
-        if operator.differentiated():
-            operator.torch_func_of_a_streamed_call_runs_uncompiled()
-        else:
-            both = operator.run_with_rows(call)
-            if both is not None:
-                return both
-            operator.masks_and_biases_made_of_functions_run_uncompiled()
+        differentiated = operator.differentiated()
+        both = None if differentiated else operator.run_with_rows(call)
+        if both is not None:
+            return both
+        if torch.compiler.is_dynamo_compiling():
+            return torch_func_runs_uncompiled(call) if differentiated else functions_run_uncompiled(call)
+    return _by_function(call, careful)
+
+
+def _by_function(call: Call, careful: bool = False) -> tuple[Tensor, Tensor]:
     seed = int(torch.randint(2**62, ())) if call.dropout else 0
     bias = call.bias if isinstance(call.bias, Tensor) else None
     recipe = Recipe(_without_tensors(call), seed, fused.can(call) and not careful)
     with torch.autocast(call.device.type, enabled=False):
         out, row = _Stream.apply(call.q, call.k, call.v, bias, call.sinks, recipe)
     return out, row
+
+
+def functions_run_uncompiled(call: Call) -> tuple[Tensor, Tensor]:
+    """Where a graph ends, since it cannot hold the mask or the bias."""
+    both: tuple[Tensor, Tensor] = torch.compiler.disable(_by_function)(call)
+    return both
+
+
+def torch_func_runs_uncompiled(call: Call) -> tuple[Tensor, Tensor]:
+    """Where a graph ends, since it cannot hold the derivative."""
+    both: tuple[Tensor, Tensor] = torch.compiler.disable(_by_function)(call)
+    return both
+
+
+# What is said where there must be one graph. `torch.compiler.disable` would set these too, and load the compiler.
+_ENDS = {
+    functions_run_uncompiled: (
+        "sl.attention: a mask or bias that holds a function, or another object that is no tensor, number, text, mask "
+        "or bias, cannot stand in a graph. Give it values as attributes, or write it out: "
+        "sl.dense(mask.to_dense(queries, keys)), bias.to_dense(queries, keys)"
+    ),
+    torch_func_runs_uncompiled: (
+        "sl.attention: in a compiled graph the streaming backend has a derivative by torch.autograd, not torch.func"
+    ),
+}
+for _end, _why in _ENDS.items():
+    vars(_end).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_why)
 
 
 def _without_tensors(call: Call) -> Call:
