@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Node .* does not reference an nn.Module"),
 ]
 
-# The compiler of the oldest torch neither follows `&` between objects nor lists the attributes of one.
-follows_objects = pytest.mark.skipif(TorchVersion(torch.__version__) < (2, 7), reason="a limit of this torch")
+# The compiler of the oldest torch neither follows `&` between objects nor lists the attributes of one: graphs end there.
+WHOLE = TorchVersion(torch.__version__) >= (2, 7)
 
 LENGTH = 7
 IDS = torch.tensor([0, 0, 0, 1, 1, 2, 2])
@@ -53,6 +53,19 @@ class Every(Mask):
     def tile(self, rows, columns, queries, keys, device):
         column = torch.arange(columns.start, columns.stop, device=device)
         return (column % self.step == (0 if self.which == "first" else self.step - 1))[None]
+
+
+class Near(Mask):
+    """A mask of one's own, with a tensor and a mask: each head sees so far, and what the mask allows."""
+
+    def __init__(self, reach: torch.Tensor, mask: Mask) -> None:
+        self.reach, self.mask = reach, mask
+
+    def tile(self, rows, columns, queries, keys, device):
+        row = torch.arange(rows.start, rows.stop, device=device)[:, None] + keys - queries
+        column = torch.arange(columns.start, columns.stop, device=device)
+        near = (row - column).abs() <= self.reach[:, None, None]
+        return near & self.mask.tile(rows, columns, queries, keys, device)
 
 
 class ByFunction(Mask):
@@ -166,23 +179,24 @@ def test_another_mask_is_never_taken_for_the_one_before() -> None:
     assert not torch.equal(compiled(changed), before)
 
 
-@follows_objects
-def test_masks_and_biases_of_ones_own() -> None:
+def test_masks_of_ones_own() -> None:
     torch.compiler.reset()
     q, k, v = inputs(grad=False)
-    compiled = torch.compile(lambda mask: sl.attention(q, k, v, mask=mask), fullgraph=True, backend="aot_eager")
-    for mask in (Every(2, "first"), Every(3, "first"), Every(3, "last"), ~Every(2, "last") & sl.window(4)):
+    compiled = torch.compile(lambda mask: sl.attention(q, k, v, mask=mask), fullgraph=WHOLE, backend="aot_eager")
+    reach = torch.tensor([0, 1, 3, 9])
+    near = Near(reach, sl.causal()), Near(reach + 1, sl.padding([3, 7])), Near(reach, Every(2, "first") | sl.causal())
+    every = Every(2, "first"), Every(3, "first"), Every(3, "last"), ~Every(2, "last") & sl.window(4)
+    for mask in (*every, *near):
         torch.testing.assert_close(compiled(mask), sl.attention(q, k, v, mask=mask))
 
 
-@follows_objects
 def test_masks_combined_inside() -> None:
     torch.compiler.reset()
 
     def f(q, k, v, lengths):
         return sl.attention(q, k, v, mask=(sl.padding(lengths) & sl.window(3)) | sl.causal() & sl.documents(IDS))
 
-    compiled, lengths = torch.compile(f, fullgraph=True, backend="aot_eager"), torch.tensor([3, 7])
+    compiled, lengths = torch.compile(f, fullgraph=WHOLE, backend="aot_eager"), torch.tensor([3, 7])
     both(lambda *qkv: compiled(*qkv, lengths), lambda *qkv: f(*qkv, lengths), inputs())
 
 
@@ -203,7 +217,6 @@ def test_a_class_that_is_defined_anew_is_another_one() -> None:
         operator.unspell("('part','elsewhere.Mask')", [], [])
 
 
-@follows_objects
 def test_a_mask_of_a_function_ends_the_graph_and_says_so() -> None:
     torch.compiler.reset()
     q, k, v = inputs(grad=False)
@@ -212,7 +225,7 @@ def test_a_mask_of_a_function_ends_the_graph_and_says_so() -> None:
     def f(q, k, v):
         return sl.attention(q, k, v, mask=mask)
 
-    with pytest.raises(Exception, match="a mask or bias that holds a function"):
+    with pytest.raises(Exception, match="a mask or bias that holds a function" if WHOLE else "__dict__"):
         torch.compile(f, fullgraph=True, backend="eager")(q, k, v)
     torch.testing.assert_close(torch.compile(f, backend="eager")(q, k, v), f(q, k, v))
 
@@ -245,6 +258,27 @@ def test_autocast_and_half_precision() -> None:
         ours, theirs = compiled(*tensors), f(*tensors)
     assert ours.dtype == theirs.dtype == torch.bfloat16
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=["fused", "tiles"])
+def test_what_is_not_finite_stays_hidden_in_a_graph_too(options) -> None:
+    torch.compiler.reset()
+    q, k, v = inputs(grad=False)
+    k[:, :, 5], v[:, :, 6] = torch.nan, torch.inf
+    tensors = [t.requires_grad_() for t in (q, k, v)]
+    mask = sl.window(2)
+
+    def f(q, k, v):
+        return sl.attention(q, k, v, mask=mask, **options)
+
+    out = torch.compile(f, fullgraph=True, backend="aot_eager")(*tensors)
+    assert out[:, :, :5].isfinite().all()
+    assert torch.equal(out.isnan(), f(*tensors).isnan())
+    for ours, theirs in zip(
+        *(torch.autograd.grad(x[:, :, :5].sum(), tensors) for x in (out, f(*tensors))), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        assert ours[:, :, :3].isfinite().all()  # the others stand in rows with NaN, or are seen by them
 
 
 class Layer(torch.nn.Module):

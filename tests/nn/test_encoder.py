@@ -117,6 +117,17 @@ def test_gradients_reach_every_parameter(norm_first, gated):
     assert not [name for name, p in encoder.named_parameters() if p.grad is None or p.grad.abs().sum() == 0]
 
 
+@pytest.mark.parametrize("mask", [sl.window(2), sl.causal() & sl.padding([3, 5])], ids=str)
+def test_compiled_as_one_graph_under_any_mask(mask):
+    encoder = slnn.Encoder(16, heads=4, layers=2, kv_heads=2, sinks=True, positions=sl.positions.Rotary(4))
+    x = torch.randn(2, 5, 16)
+    torch.compiler.reset()
+    compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, mask=mask), encoder(x, mask=mask))
+    grads = [torch.autograd.grad(f(x, mask=mask).square().sum(), encoder.parameters()) for f in (compiled, encoder)]
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize(
     "mask, options",
     [
