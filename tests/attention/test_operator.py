@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Node .* does not reference an nn.Module"),
 ]
 
-# The compiler of the oldest torch neither follows `&` between objects nor lists the attributes of one: graphs end there.
+# The compiler of the oldest torch neither follows `&` between objects nor lists attributes of one: graphs end there.
 WHOLE = TorchVersion(torch.__version__) >= (2, 7)
 
 LENGTH = 7
