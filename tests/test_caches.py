@@ -254,11 +254,14 @@ CHANGES = {
     *("append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear"),
     *("move_to_end", "appendleft", "popleft", "__setitem__"),
 }
-# Tables that are changed, and are no caches: what was declared, passes that are being tried, one loop for all widgets.
+# Tables that are changed, and are no caches: what was declared, passes that are being tried, one loop for all widgets,
+# torch's operators beside attention in graphs, and who hears of them.
 ALLOWED = {
     "lens/statistics.py:STATISTICS",
     "lens/trial.py:_trying",
     "web/widget.py:_loop",
+    "watch/traced.py:_library",
+    "watch/traced.py:_hears",
 }
 
 

@@ -7,13 +7,13 @@ there is one, since sizes may be symbols in a graph. What a compiler reads here 
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sightline import caches
 from sightline.errors import InputError
 from sightline.portable import Portable, restored
 
@@ -74,7 +74,7 @@ def unspell(text: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> Any
     return _made(_read(text), iter(tensors), iter(numbers))
 
 
-@functools.lru_cache(maxsize=256)
+@caches.memo("attention.spelled", 256)
 def _read(text: str) -> tuple:
     read: tuple = ast.literal_eval(text)
     return read

@@ -52,7 +52,7 @@ class Interface(state.Shared):
                 _put(stack, owner, attribute, function)
 
 
-@functools.lru_cache(8)
+@caches.memo("watch.standing_in", 8)
 def _standing_in(find: Any, get: Any, get_mask: Any, lazy: frozenset) -> tuple[Callable, Callable, Callable]:
     """What stands in for the look-ups: the same functions every time, so that what was compiled with them stays."""
 
