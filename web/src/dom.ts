@@ -52,6 +52,8 @@ const PATHS: Record<string, string> = {
   plus: "M10 4v12M4 10h12",
   minus: "M4 10h12",
   fit: "M4 8V4h4M16 8V4h-4M4 12v4h4M16 12v4h-4",
+  up: "m5 12 5-5 5 5",
+  down: "m5 8 5 5 5-5",
   close: "m5 5 10 10M15 5 5 15",
   menu: "M4 6h12M4 10h12M4 14h12",
   run: "M6 4.500v11l9-5.500Z",

@@ -19,7 +19,7 @@ const KEYS: [string, string][] = [
   ["D", "diagonal on or off"],
   ["R", "rollout: what fed the pinned token"],
   ["S", "steps of the pinned cell"],
-  ["/", "find a token"],
+  ["/", "find words in the text; Enter goes on, Shift+Enter back"],
   ["E", "export"],
   ["?", "this list"],
 ];

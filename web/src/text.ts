@@ -3,7 +3,8 @@
 import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context, Hover } from "./context";
-import { clamp, debounced, eachFrame, el } from "./dom";
+import { clamp, debounced, eachFrame, el, icon } from "./dom";
+import { FindBar } from "./findbar";
 import { Ruler } from "./ruler";
 import { Shading, topOf } from "./shading";
 import { aborted, sentence } from "./source";
@@ -34,25 +35,27 @@ export class TextView {
   private body: TextBody;
   private ruler: Ruler;
   private table = el("table", { class: "top-keys" });
-  private find = el("input", {
-    class: "find",
-    attrs: { type: "search", placeholder: "find a token", "aria-label": "find a token", hidden: true },
-  });
+  private find: FindBar;
   private reshade = debounced(40, () => void this.load());
   private redraw = eachFrame(() => this.ruler.draw(this.context.run.value?.tokens.length ?? 0));
   private asked = 0;
 
   constructor(private context: Context) {
     const strength = (token: number) => this.shading.strength(token);
-    this.body = new TextBody(context, strength);
+    this.find = new FindBar(context, {
+      changed: () => this.body.mark(),
+      reveal: (token) => this.body.reveal(token),
+      left: () => this.focus(),
+    });
+    this.body = new TextBody(context, strength, (token) => this.find.has(token));
     this.ruler = new Ruler(this.body.scroller, strength);
     this.node = el(
       "section",
       { class: "text", attrs: { "aria-label": "Text", id: "text" } },
-      el("h2", {}, "Text"),
+      el("div", { class: "text-head" }, el("h2", {}, "Text"), this.findButton()),
       this.tabs,
       this.about,
-      this.find,
+      this.find.node,
       el("div", { class: "text-frame" }, this.body.scroller, this.ruler.node),
       this.table,
     );
@@ -66,6 +69,7 @@ export class TextView {
     onChange(context.tokens, () => {
       this.body.fill();
       this.drawTable();
+      this.find.refresh();
     });
     onChange(context.hover, (hover, before) => {
       if (hover?.q !== before?.q || hover?.k !== before?.k) {
@@ -76,11 +80,13 @@ export class TextView {
     context.store.on(["layer", "head", "q", "k", "shade", "run"], (state, before) => {
       this.body.mark();
       void this.load();
-      if (state.q !== before.q && state.q.length) this.body.reveal(state.q[state.q.length - 1]);
+      if (state.q !== before.q) this.showPins();
+      else if (state.k !== before.k && state.k !== null) this.body.reveal(state.k, state.q.at(-1));
     });
     onChange(context.dark, () => this.paint());
     new ResizeObserver(() => this.redraw()).observe(this.body.scroller);
     this.body.scroller.addEventListener("scroll", () => this.redraw());
+    this.ruler.node.addEventListener("pointerdown", () => this.body.release());
   }
 
   focus(): void {
@@ -88,16 +94,38 @@ export class TextView {
   }
 
   openFind(): void {
-    this.find.hidden = false;
-    this.find.focus();
-    this.find.select();
+    this.find.open();
+  }
+
+  private findButton(): HTMLElement {
+    const title = "find words in the text (/)";
+    return el(
+      "button",
+      {
+        class: "icon-button",
+        title,
+        attrs: { type: "button", "aria-label": title },
+        on: { click: () => this.openFind() },
+      },
+      icon("find"),
+    );
   }
 
   private rebuild(): void {
     this.shading = new Shading(null, this.shading.of);
     this.table.replaceChildren();
     this.body.rebuild();
+    this.showPins();
+    this.find.refresh();
     if (this.context.run.value) void this.load();
+  }
+
+  // What is pinned is in view, however it was pinned.
+  private showPins(): void {
+    const { q, k } = this.context.state;
+    const token = q.at(-1) ?? k;
+    if (token === null) this.body.release();
+    else this.body.reveal(token, q.length ? k : null);
   }
 
   private async load(): Promise<void> {
@@ -222,15 +250,6 @@ export class TextView {
     });
     node.addEventListener("keydown", (event) => this.key(event));
     node.addEventListener("blur", () => this.context.hover.value?.from === "text" && this.context.point(null));
-    this.find.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") {
-        this.find.hidden = true;
-        this.focus();
-      } else if (event.key === "Enter") this.findNext(event.shiftKey ? -1 : 1);
-      else return;
-      event.preventDefault();
-      event.stopPropagation();
-    });
   }
 
   private key(event: KeyboardEvent): void {
@@ -254,23 +273,5 @@ export class TextView {
     else return;
     event.preventDefault();
     event.stopPropagation();
-  }
-
-  private findNext(by: number): void {
-    const run = this.context.run.value;
-    const wanted = this.find.value.trim().toLowerCase();
-    if (!run || !wanted) return;
-    const last = this.context.state.q.at(-1) ?? -1;
-    const count = run.tokens.length;
-    for (let n = 1; n <= count; n++) {
-      const i = (last + by * n + count * (n + 1)) % count;
-      if (run.tokens.text(i).trim().toLowerCase().includes(wanted)) {
-        this.context.pin(i, null);
-        this.body.reveal(i);
-        this.find.classList.remove("none");
-        return;
-      }
-    }
-    this.find.classList.add("none");
   }
 }

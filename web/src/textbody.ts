@@ -2,6 +2,7 @@
 
 import type { Context } from "./context";
 import { el } from "./dom";
+import { shift } from "./shift";
 import { BYTES, GLUED, NEW_LINE, SPECIAL } from "./tokens";
 
 const BLOCK = 512;
@@ -13,6 +14,8 @@ export class TextBody {
   });
   readonly scroller = el("div", { class: "text-scroll" }, this.node);
   private blocks: HTMLElement[] = [];
+  // What is to be in view until someone scrolls: blocks are drawn late, and then are higher or lower than was guessed.
+  private held: { token: number; also: number | null } | null = null;
   private seen = new IntersectionObserver((entries) => this.appear(entries), {
     root: this.scroller,
     rootMargin: "600px 0px",
@@ -21,7 +24,12 @@ export class TextBody {
   constructor(
     private context: Context,
     private strength: (token: number) => number,
-  ) {}
+    private found: (token: number) => boolean,
+  ) {
+    for (const scrolled of ["wheel", "touchmove", "pointerdown", "keydown"])
+      this.scroller.addEventListener(scrolled, () => this.release(), { passive: true });
+    new ResizeObserver(() => this.keep()).observe(this.scroller);
+  }
 
   rebuild(): void {
     const run = this.context.run.value;
@@ -41,11 +49,13 @@ export class TextBody {
     for (const [i, block] of this.blocks.entries()) if (drawn[i] || i === 0) this.drawBlock(block);
     this.node.replaceChildren(...this.blocks);
     for (const block of this.blocks) this.seen.observe(block);
+    this.keep();
   }
 
   // Tokens have arrived: what is drawn is drawn again with them.
   fill(): void {
     for (const block of this.drawn) this.drawBlock(block);
+    this.keep();
   }
 
   paint(): void {
@@ -56,16 +66,29 @@ export class TextBody {
     for (const block of this.drawn) this.markBlock(block);
   }
 
-  reveal(i: number): void {
-    const block = this.blocks[Math.floor(i / BLOCK)];
-    if (!block) return;
+  // Bring a token into view, and another one with it if both fit; there it stays until someone scrolls.
+  reveal(token: number, also: number | null = null): void {
+    this.held = { token, also };
+    this.keep();
+  }
+
+  release(): void {
+    this.held = null;
+  }
+
+  private keep(): void {
+    const block = this.held && this.blocks[Math.floor(this.held.token / BLOCK)];
+    if (!block || !this.scroller.clientHeight) return;
     if (!block.childElementCount) this.drawBlock(block);
-    const span = this.find(i);
-    if (!span) return;
-    const box = span.getBoundingClientRect();
-    const frame = this.scroller.getBoundingClientRect();
-    if (box.top < frame.top + 8 || box.bottom > frame.bottom - 8)
-      this.scroller.scrollTop += box.top - frame.top - frame.height / 2;
+    const { token, also } = this.held!;
+    const span = this.find(token);
+    const beside = also === null ? null : this.find(also);
+    if (span)
+      this.scroller.scrollTop += shift(
+        this.scroller.getBoundingClientRect(),
+        span.getBoundingClientRect(),
+        beside?.getBoundingClientRect(),
+      );
   }
 
   // The token above or below another one.
@@ -108,6 +131,7 @@ export class TextBody {
         block.replaceChildren();
       }
     }
+    this.keep();
   }
 
   private drawBlock(block: HTMLElement): void {
@@ -146,6 +170,7 @@ export class TextBody {
       span.classList.toggle("key", k === i);
       span.classList.toggle("hover-query", hover?.q === i);
       span.classList.toggle("hover-key", hover?.k === i);
+      span.classList.toggle("hit", this.found(i));
     }
   }
 }
