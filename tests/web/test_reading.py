@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sightline.explore.model_runs import Models
 from sightline.explore.run import Run
 from sightline.web.jobs import performer
 from sightline.web.service import Service
-from web.browser import Live, Visit
+from web.browser import Live, Visit, long_run
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -141,3 +142,99 @@ def test_a_phone_can_find(browser: Browser, live: Live, add: Add, scheme: Any) -
         assert (page.locator("button[aria-label^='next place']").bounding_box() or {})["height"] >= 44
     finally:
         visit.close()
+
+
+# A server that is gone for a while
+
+
+@contextmanager
+def gone(visit: Visit, what: str = "**/api/**") -> Iterator[None]:
+    """Nothing answers; what the browser says of that is as it should be."""
+    visit.page.route(what, lambda route: route.abort("connectionrefused"))
+    yield
+    visit.page.unroute(what)
+    visit.errors[:] = [error for error in visit.errors if "ERR_CONNECTION_REFUSED" not in error]
+
+
+@pytest.mark.parametrize("screen", ["desktop", "phone"])
+def test_retry_can_be_clicked_on_a_long_map(browser: Browser, live: Live, add: Add, screen: str) -> None:
+    run = add(long_run(4096))
+    visit = Visit(browser, live.base, **(PHONE if screen == "phone" else {}))
+    try:
+        page = visit.open(f"#v=1&run={run}&view=map&L=0&H=0&at=3000,1500,-1&diag=0", True)
+        if screen == "phone":
+            page.tap(".panels button[data-panel=centre]")
+            visit.settle(True)
+        page.wait_for_selector(".centre-map .minimap")
+        with gone(visit):
+            page.keyboard.press("+")
+            page.wait_for_selector(".centre-map .failure >> text=The server does not answer")
+        for other in (".minimap", ".zooms .icon-button"):
+            assert not overlap(visit, ".centre-map .failure", f".centre-map {other}"), other
+        page.click(".centre-map .failure button", timeout=5000)
+        page.wait_for_selector(".failure", state="hidden")
+        visit.settle(True)
+    finally:
+        visit.close()
+
+
+def overlap(visit: Visit, one: str, other: str) -> bool:
+    a, b = (visit.page.locator(name).first.bounding_box() for name in (one, other))
+    assert a is not None
+    assert b is not None
+    return all(a[at] < b[at] + b[size] and b[at] < a[at] + a[size] for at, size in (("x", "width"), ("y", "height")))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", ["desktop", "phone"])
+def test_text_and_links_have_a_button_to_try_again(
+    browser: Browser, live: Live, add: Add, screen: str, scheme: Any
+) -> None:
+    run = add(make_run(sights(len(PIECES)), PIECES))
+    visit = Visit(browser, live.base, color_scheme=scheme, **(PHONE if screen == "phone" else {}))
+    try:
+        page = visit.open(f"#v=1&run={run}&L=0&H=0&q=5&view=links")
+        if screen == "phone":
+            page.tap(".panels button[data-panel=more]")
+        page.wait_for_selector(".links-lines path", state="attached")
+        with gone(visit):
+            page.keyboard.press("]")
+            page.wait_for_selector(".links-about >> text=The server does not answer")
+            assert page.locator(".links-lines path").count() == 0, "no lines of the head before"
+            page.click(".links-about button")  # and nobody is there yet
+            page.wait_for_selector(".links-about >> text=The server does not answer")
+            visit.accessible("links that failed", "#centre")
+        page.click(".links-about button")
+        page.wait_for_selector(".links-lines path", state="attached")
+        assert page.locator(".links-about button").count() == 0
+        if screen == "phone":
+            page.tap(".panels button[data-panel=text]")
+        page.wait_for_selector(".about >> text=what “left” looks at")  # one button healed both
+        with gone(visit):
+            if screen == "phone":
+                page.tap(".t[data-t='4']")
+                page.tap(".t[data-t='4']")
+            else:
+                page.click(".t[data-t='4']")
+                page.mouse.move(2, 2)
+            page.wait_for_selector(".about.problem >> text=The server does not answer")
+            visit.accessible("a text that failed", "#text")
+        page.click(".about button")
+        page.wait_for_selector(".about:not(.problem) >> text=what “kids” looks at")
+    finally:
+        visit.close()
+
+
+def test_a_run_that_could_not_be_opened_is_tried_again(visit: Visit, add: Add) -> None:
+    other = add(make_run(sights(9), [f"Ġx{i}" for i in range(9)], text="another one"))
+    run = add(make_run(sights(len(PIECES)), PIECES))
+    page = visit.open(f"#v=1&run={run}&L=0&H=0&q=5")
+    with gone(visit):
+        page.select_option("select[aria-label=run]", other)
+        page.wait_for_selector(".notice >> text=The server does not answer")
+        page.wait_for_timeout(6300)
+        assert page.locator(".notice").is_visible(), "what is to be done stays"
+        visit.accessible("a notice with a button", ".notice")
+    page.click(".notice button")
+    visit.until("document.querySelectorAll('.text-body .t').length === 9")
+    assert page.locator(".notice").is_hidden()

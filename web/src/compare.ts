@@ -41,6 +41,9 @@ export class Compare {
     onChange(context.portraits, () => this.update());
     onChange(context.tokens, () => this.update());
     onChange(context.dark, () => this.update());
+    onChange(context.again, () => {
+      for (const view of this.views) view.again();
+    });
     context.store.on(
       ["layer", "head", "other", "difference", "pool", "scale", "lo", "hi", "map", "q", "k", "diagonal"],
       () => this.update(),
@@ -129,7 +132,7 @@ export class Compare {
         hover: (cells, x, y, value) => this.hover(view, tooltip, cells, x, y, value),
         click: (cells, event) => single(cells) && this.context.pin(...this.own(view, cells), event.shiftKey),
         moved: (place) => this.follow(view, place),
-        retry: () => undefined,
+        retry: () => this.context.retry(),
       },
       i ? "second map" : "first map",
     );

@@ -7,7 +7,7 @@ import { EmbeddedSource, embeddedData } from "./embedded";
 import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
-import { HttpSource, isRun, type Source, sentence } from "./source";
+import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
 import { decode, type State, Store } from "./state";
 
 export interface Hover {
@@ -15,6 +15,12 @@ export interface Hover {
   k: number | null;
   cells: Cells | null;
   from: string;
+}
+
+// What is said, and what tries again where that is of use.
+export interface Notice {
+  text: string;
+  again: (() => void) | null;
 }
 
 // Query, key and weight.
@@ -29,7 +35,8 @@ export class Context {
   readonly dark = signal(false);
   readonly portraits = signal(0); // counts arrivals
   readonly tokens = signal(0);
-  readonly notice = signal("");
+  readonly notice = signal<Notice>({ text: "", again: null });
+  readonly again = signal(0); // counts how often someone asked to try again: every view does what it could not do
   readonly link = signal<Link | null>(null);
   readonly busy = signal(false);
   readonly subtracts = signal(false); // whether the map shows the difference of two heads
@@ -82,11 +89,7 @@ export class Context {
       if (now !== this.opening) return;
       if (!isRun(info)) throw new Error(`this run is ${info.state}`);
       const run = new OpenRun(this.source, info);
-      const thumbs = run.loadThumbs().then((estimate) => this.told(run, estimate));
-      const portraits = run.loadPortraits().then(() => this.told(run, !run.portraits!.complete));
-      void run.tokens.load(() => this.tokens.value++);
-      void run.memory?.load(() => this.tokens.value++);
-      for (const work of [thumbs, portraits]) work.catch((error) => this.say(sentence(error)));
+      const portraits = this.summarise(run);
       // Long maps of which nothing was computed yet are not waited for.
       if (fresh) await Promise.race([portraits, wait(2000)]).catch(() => undefined);
       if (now !== this.opening) return;
@@ -101,10 +104,21 @@ export class Context {
       this.findLink();
       if (link && !early) void this.chooseLate(run, portraits, link);
     } catch (error) {
-      this.say(sentence(error));
+      this.failed(error, () => void this.open(id, fresh));
     } finally {
       if (now === this.opening) this.busy.value = false;
     }
+  }
+
+  // All that is told of a run as a whole; returns when its portraits are there.
+  private summarise(run: OpenRun): Promise<void> {
+    const thumbs = run.loadThumbs().then((estimate) => this.told(run, estimate));
+    const portraits = run.loadPortraits().then(() => this.told(run, !run.portraits!.complete));
+    const texts = [run.tokens, run.memory].map((tokens) => tokens?.load(() => this.tokens.value++));
+    Promise.all([thumbs, portraits, ...texts]).catch((error) =>
+      this.failed(error, () => this.run.value === run && void this.summarise(run).catch(() => undefined)),
+    );
+    return portraits;
   }
 
   private firstLink(run: OpenRun): Promise<Link | null> {
@@ -201,12 +215,12 @@ export class Context {
       const info = await this.source.run(other.run);
       if (!isRun(info)) throw new Error(`the run beside it is ${info.state}`);
       const run = new OpenRun(this.source, info);
-      void run.tokens.load(() => this.tokens.value++);
+      const texts = run.tokens.load(() => this.tokens.value++);
       this.other.value = run;
-      await Promise.all([run.loadPortraits(), run.loadThumbs()]);
+      await Promise.all([run.loadPortraits(), run.loadThumbs(), texts]);
       this.portraits.value++;
     } catch (error) {
-      this.say(sentence(error));
+      this.failed(error, () => this.store.replace({ other }));
       this.store.replace({ other: null });
     }
   }
@@ -248,8 +262,25 @@ export class Context {
     this.hover.value = hover;
   }
 
-  say(notice: string): void {
-    this.notice.value = notice;
+  say(text: string, again: (() => void) | null = null): void {
+    this.notice.value = { text, again };
+  }
+
+  failed(error: unknown, again: () => void): void {
+    this.say(sentence(error), this.curable(error) ? again : null);
+  }
+
+  // Whether trying again may help: a server may come back, a report will never hold more.
+  curable(error: unknown): boolean {
+    return this.source.live && !(error instanceof Refused && [400, 403, 404, 413, 422].includes(error.status));
+  }
+
+  // One Retry heals all that failed with it.
+  retry(also: (() => void) | null = null): void {
+    this.say("");
+    this.loader.retry();
+    also?.();
+    this.again.value++;
   }
 
   // Hover previews, click pins, Esc releases.

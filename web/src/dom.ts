@@ -72,6 +72,10 @@ export function icon(name: keyof typeof PATHS | string): SVGSVGElement {
   return svg("svg", { viewBox: "0 0 20 20", width: 18, height: 18, "aria-hidden": "true", focusable: "false" }, path);
 }
 
+export function retryButton(click: () => void): HTMLButtonElement {
+  return el("button", { class: "button retry", attrs: { type: "button" }, on: { click } }, "Retry");
+}
+
 export function clear(node: Element): void {
   node.replaceChildren();
 }

@@ -256,7 +256,7 @@ export class Header {
       if (this.runs.length) await this.context.open(this.runs[0].id, true);
       else location.assign("/");
     } catch (error) {
-      this.context.say(sentence(error));
+      this.context.failed(error, () => void this.closeRun());
     }
   }
 }

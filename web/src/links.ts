@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import { css, paper, show } from "./colors";
 import type { Context } from "./context";
-import { debounced, el, svg } from "./dom";
+import { debounced, el, retryButton, svg } from "./dom";
 import { topOf } from "./shading";
 import { sentence } from "./source";
 
@@ -70,6 +70,7 @@ export class Links {
     }
     onChange(context.run, () => this.later());
     onChange(context.tokens, () => this.later());
+    onChange(context.again, () => this.later());
     context.store.on(["layer", "head", "run", "q"], () => this.later());
     context.store.on(["k"], () => this.mark());
     onChange(context.hover, () => this.mark());
@@ -151,7 +152,17 @@ export class Links {
       this.draw();
       await this.drawFar(whole, now);
     } catch (error) {
-      if (now === this.asked) this.about.textContent = sentence(error);
+      if (now !== this.asked) return;
+      // Neither lines nor chips of what was shown before.
+      this.found = [];
+      this.far.replaceChildren();
+      this.draw();
+      this.about.replaceChildren(sentence(error));
+      if (this.context.curable(error))
+        this.about.append(
+          " ",
+          retryButton(() => this.context.retry()),
+        );
     }
   }
 

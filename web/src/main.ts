@@ -6,7 +6,7 @@ import "./style.css";
 import { floorFor, show } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
-import { debounced, el } from "./dom";
+import { debounced, el, retryButton } from "./dom";
 import { ExportDialog } from "./export";
 import { Header } from "./header";
 import { Heads } from "./heads";
@@ -14,6 +14,7 @@ import { Help } from "./help";
 import { Links } from "./links";
 import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
+import { NoticeLine } from "./notice";
 import { sentence } from "./source";
 import { type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
@@ -24,7 +25,7 @@ const NAMES: Record<View, string> = { map: "Map", links: "Links", steps: "Steps"
 class App {
   private context = new Context();
   private live = el("div", { class: "visually-hidden", attrs: { "aria-live": "polite", role: "status" } });
-  private notice = el("div", { class: "notice", attrs: { hidden: true, role: "status" } });
+  private notice = new NoticeLine(this.context);
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
   private help = new Help();
@@ -93,7 +94,7 @@ class App {
       this.header.composerNode,
       all,
       this.panels,
-      this.notice,
+      this.notice.node,
       this.live,
       this.header.unseen.dialog,
       this.help.node,
@@ -152,20 +153,12 @@ class App {
     onChange(context.run, (run) => this.root.classList.toggle("empty", !run));
     onChange(context.busy, (busy) => this.root.classList.toggle("busy", busy));
     context.store.on(["view"], () => this.showView());
-    onChange(context.notice, (text) => {
-      if (!text) return;
-      this.notice.textContent = text;
-      this.notice.hidden = false;
-      window.setTimeout(() => {
-        this.notice.hidden = true;
-        context.say("");
-      }, 6000);
-    });
     const tell = debounced(30, () => void this.state());
     context.store.on(["layer", "head", "q", "k", "run"], tell);
     onChange(context.hover, tell);
     onChange(context.tokens, tell);
     onChange(context.portraits, tell);
+    onChange(context.again, tell);
   }
 
   // "they" → "kids" 0.814 layer 3 head 1
@@ -290,11 +283,7 @@ class App {
   }
 
   private fail(text: string): void {
-    const retry = el(
-      "button",
-      { class: "button", attrs: { type: "button" }, on: { click: () => location.reload() } },
-      "Retry",
-    );
+    const retry = retryButton(() => location.reload());
     this.root.append(el("div", { class: "down", attrs: { role: "alert" } }, el("p", {}, text), retry));
   }
 

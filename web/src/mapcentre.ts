@@ -9,7 +9,7 @@ import { Legend } from "./legend";
 import { SHOWN } from "./loader";
 import { MapView } from "./mapview";
 import type { HeadRef } from "./painter";
-import { aborted, type PatchPeek, sentence } from "./source";
+import { aborted, type PatchPeek } from "./source";
 import { Tooltip } from "./tooltip";
 
 export class MapCentre {
@@ -35,7 +35,7 @@ export class MapCentre {
           this.legend.pooled(this.view.grid);
         },
         sized: () => this.legend.pooled(this.view.grid),
-        retry: () => context.run.value && void context.open(context.run.value.id).catch(() => undefined),
+        retry: () => context.retry(),
       },
       "Attention map. Arrow keys move the cell, Enter pins it, plus and minus zoom.",
     );
@@ -46,6 +46,7 @@ export class MapCentre {
     onChange(context.tokens, () => this.update());
     onChange(context.portraits, () => this.update());
     onChange(context.dark, () => this.update());
+    onChange(context.again, () => this.view.again());
     context.store.on(["layer", "head", "pool", "scale", "lo", "hi", "map", "diagonal"], () => this.update());
     context.store.on(["q", "k"], (state) => this.view.setPins(state.q, state.k));
     context.store.on(["at"], (state) => {
@@ -150,7 +151,7 @@ export class MapCentre {
       this.view.camera.dive(q, k);
       this.context.pin(q, k, add);
     } catch (error) {
-      if (!aborted(error)) this.context.say(sentence(error));
+      if (!aborted(error)) this.context.failed(error, () => void this.click(cells, add));
     }
   }
 }

@@ -3,7 +3,7 @@
 import { drawColumns, drawRows, type Marks } from "./axes";
 import { Camera } from "./camera";
 import type { Scale } from "./colors";
-import { eachFrame, el, icon } from "./dom";
+import { eachFrame, el, icon, retryButton } from "./dom";
 import type { Cells, Grid } from "./grid";
 import type { Loader } from "./loader";
 import { MiniMap } from "./minimap";
@@ -143,6 +143,12 @@ export class MapView {
     else this.redraw();
   }
 
+  // What failed is tried again.
+  again(): void {
+    this.strips.again();
+    this.redraw();
+  }
+
   setPins(q: number[], k: number | null): void {
     if (this.look) this.look = { ...this.look, q, k };
     this.redraw();
@@ -208,17 +214,11 @@ export class MapView {
     if (failed !== null && this.failure.dataset.text !== failed) {
       this.failure.replaceChildren(
         el("span", {}, failed),
-        el("button", { class: "button", attrs: { type: "button" }, on: { click: () => this.retry() } }, "Retry"),
+        retryButton(() => this.events.retry()),
       );
     }
     this.failure.dataset.text = failed ?? "";
     this.failure.hidden = failed === null;
-  }
-
-  private retry(): void {
-    this.loader.retry();
-    this.events.retry();
-    this.redraw();
   }
 }
 

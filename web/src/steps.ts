@@ -18,6 +18,7 @@ export class StepsView {
   constructor(private context: Context) {
     onChange(context.run, () => this.later());
     onChange(context.tokens, () => this.later());
+    onChange(context.again, () => this.later());
     context.store.on(["layer", "head", "q", "k", "run"], (state, before) => {
       if (state.q !== before.q || state.layer !== before.layer || state.head !== before.head) this.top = 16;
       this.later();
@@ -53,7 +54,8 @@ export class StepsView {
       const table = await run.source.steps(run.id, run.rev, layer, head, query, this.top, k);
       if (now === this.asked) this.draw(table);
     } catch (error) {
-      if (now === this.asked) this.empty(sentence(error), ["Retry", () => void this.load()]);
+      if (now === this.asked)
+        this.empty(sentence(error), this.context.curable(error) ? ["Retry", () => this.context.retry()] : null);
     } finally {
       clearTimeout(spinner);
       if (now === this.asked) this.node.classList.remove("loading");

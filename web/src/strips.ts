@@ -25,6 +25,10 @@ export class Strips {
     void this.ask(head);
   }
 
+  again(): void {
+    if (this.of && !this.tracks) void this.ask(this.of);
+  }
+
   draw(grid: Grid, dark: boolean): void {
     const ink = dark ? "#8b8799" : "#8a8696";
     const [entropy, received] = this.tracks ?? [null, null];

@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context, Hover } from "./context";
-import { clamp, debounced, eachFrame, el, icon } from "./dom";
+import { clamp, debounced, eachFrame, el, icon, retryButton } from "./dom";
 import { FindBar } from "./findbar";
 import { Ruler } from "./ruler";
 import { Shading, topOf } from "./shading";
@@ -83,6 +83,7 @@ export class TextView {
       if (state.q !== before.q) this.showPins();
       else if (state.k !== before.k && state.k !== null) this.body.reveal(state.k, state.q.at(-1));
     });
+    onChange(context.again, () => void this.load());
     onChange(context.dark, () => this.paint());
     new ResizeObserver(() => this.redraw()).observe(this.body.scroller);
     this.body.scroller.addEventListener("scroll", () => this.redraw());
@@ -137,25 +138,29 @@ export class TextView {
     const { queries: q, key: k } = this.context;
     const now = ++this.asked;
     let values: Float32Array | null = null;
-    let problem = "";
+    let problem: unknown = null;
     const spinner = window.setTimeout(() => now === this.asked && this.node.classList.add("loading"), 150);
     try {
       values = await this.values(q, k);
     } catch (error) {
-      if (!aborted(error)) problem = sentence(error);
+      if (!aborted(error)) problem = error;
     }
     clearTimeout(spinner);
     if (now !== this.asked) return;
     this.node.classList.remove("loading");
     this.shading = new Shading(values, { shade, layer, q, k });
     const keys = run.keyTokens(layer);
-    this.about.textContent =
-      problem ||
-      this.shading.words(
-        (i) => run.tokens.name(i),
-        (i) => keys.name(i),
+    const words = this.shading.words(
+      (i) => run.tokens.name(i),
+      (i) => keys.name(i),
+    );
+    this.about.replaceChildren(problem === null ? words : sentence(problem));
+    if (problem !== null && this.context.curable(problem))
+      this.about.append(
+        " ",
+        retryButton(() => this.context.retry()),
       );
-    this.about.classList.toggle("problem", problem !== "");
+    this.about.classList.toggle("problem", problem !== null);
     this.paint();
     this.drawTable();
   }
