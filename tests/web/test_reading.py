@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser
 
-from explore_cases import make_run, sights
+import sightline as sl
+from explore_cases import Sights, make_run, sights
 from sightline.explore.model_runs import Models
 from sightline.explore.run import Run
 from sightline.web.jobs import performer
@@ -140,6 +142,94 @@ def test_a_phone_can_find(browser: Browser, live: Live, add: Add, scheme: Any) -
         visit.accessible("find on a phone", "#text")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert (page.locator("button[aria-label^='next place']").bounding_box() or {})["height"] >= 44
+    finally:
+        visit.close()
+
+
+# What is pinned is in view
+
+
+def text_of(tokens: int) -> list[str]:
+    return [f"Ġword{i}" for i in range(tokens)]
+
+
+@pytest.mark.parametrize("screen", ["desktop", "phone"])
+@pytest.mark.parametrize("tokens", [501, 3001])
+def test_text_opens_at_what_an_address_pins(browser: Browser, live: Live, add: Add, screen: str, tokens: int) -> None:
+    run = add(make_run(sights(tokens, layers=1, heads=2), text_of(tokens)))
+    visit = Visit(browser, live.base, **(PHONE if screen == "phone" else {}))
+    try:
+        page = visit.open(f"#v=1&run={run}&L=0&H=0&q={tokens - 40}&k={tokens - 60}", True)
+        page.wait_for_timeout(300)
+        assert inside(visit, ".t.query", ".text-scroll")
+        assert inside(visit, ".t.key", ".text-scroll")
+        # Who scrolls away is left alone, until something else is pinned.
+        page.locator(".text-scroll").hover()
+        page.mouse.wheel(0, -100_000)
+        visit.until("document.querySelector('.text-scroll').scrollTop === 0")
+        page.keyboard.press("]")
+        page.wait_for_timeout(400)
+        assert page.evaluate("document.querySelector('.text-scroll').scrollTop") == 0
+        page.locator(".top-keys tbody tr").nth(2).click()
+        visit.until("document.querySelector('.t.key') !== null")
+        assert inside(visit, ".t.key", ".text-scroll")
+    finally:
+        visit.close()
+
+
+def test_text_opens_at_the_first_link(browser: Browser) -> None:
+    """Its run is the newest, and its strongest link lies far down."""
+    tokens = 1501
+    q, k = torch.randn(1, 1, tokens, 8), torch.randn(1, 1, tokens, 8)
+    k[..., 1300, :] = 40 * q[..., 1390, :]
+    run = make_run(Sights(only=sl.look(q, k, mask=sl.causal(), stats=("entropy", "received"))), text_of(tokens))
+    server = Live(Service(performer(Models([]), lambda run: None)))
+    server.service.library.add(run)
+    visit = Visit(browser, server.base)
+    try:
+        visit.open("", True)
+        visit.until("/[?&]q=[0-9]+&k=1300/.test(location.hash)")
+        visit.until("document.querySelector('.t.query') !== null")
+        visit.page.wait_for_timeout(200)
+        assert inside(visit, ".t.query", ".text-scroll")
+    finally:
+        visit.close()
+        server.close()
+
+
+@pytest.mark.parametrize("screen", ["desktop", "phone"])
+@pytest.mark.parametrize("tokens", [201, 701])
+def test_links_are_scrolled_to_what_is_pinned(browser: Browser, live: Live, add: Add, screen: str, tokens: int) -> None:
+    run = add(make_run(sights(tokens, layers=1, heads=2), text_of(tokens)))
+    visit = Visit(browser, live.base, **(PHONE if screen == "phone" else {}))
+    pinned = ".links-column.left li.pinned"
+    try:
+        page = visit.open(f"#v=1&run={run}&L=0&H=0&q=170&k=165&view=links", True)
+        if screen == "phone":
+            page.tap(".panels button[data-panel=more]")
+        page.wait_for_selector(".links-lines path", state="attached")
+        page.wait_for_timeout(300)
+        assert inside(visit, pinned, ".links-scroll")
+        assert inside(visit, ".links-column.right li.pinned", ".links-scroll")
+        # Another head: the same place, wherever it was scrolled to.
+        page.locator(".links-scroll").hover()
+        page.mouse.wheel(0, -100_000)
+        visit.until("document.querySelector('.links-scroll').scrollTop === 0")
+        page.keyboard.press("]")
+        page.wait_for_timeout(400)
+        assert page.evaluate("document.querySelector('.links-scroll').scrollTop") == 0
+        page.keyboard.press("1")
+        page.keyboard.press("4")
+        page.wait_for_timeout(400)
+        assert inside(visit, pinned, ".links-scroll"), "who comes back sees it"
+        if screen == "desktop":
+            page.click(".t[data-t='5']")
+            visit.until("location.hash.includes('q=5&')")
+            page.wait_for_timeout(300)
+            assert inside(visit, pinned, ".links-scroll")
+            page.locator(".top-keys tbody tr").first.click()
+            page.wait_for_timeout(200)
+            assert inside(visit, ".links-column.right li.pinned", ".links-scroll")
     finally:
         visit.close()
 

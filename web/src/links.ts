@@ -5,6 +5,7 @@ import { css, paper, show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el, retryButton, svg } from "./dom";
 import { topOf } from "./shading";
+import { shift } from "./shift";
 import { sentence } from "./source";
 
 const WHOLE = 256;
@@ -26,6 +27,8 @@ export class Links {
   private lines: SVGSVGElement = svg("svg", { class: "links-lines", "aria-hidden": "true" });
   private left = el("ol", { class: "links-column left", attrs: { "aria-label": "queries" } });
   private right = el("ol", { class: "links-column right", attrs: { "aria-label": "keys" } });
+  private scroller: HTMLElement;
+  private due = false; // whether what is pinned has to come into view
   private far = el("div", { class: "links-far" });
   private about = el("p", { class: "links-about" });
   private found: Line[] = [];
@@ -38,13 +41,8 @@ export class Links {
 
   constructor(private context: Context) {
     const frame = el("div", { class: "links-frame" }, this.left, this.lines, this.right);
-    this.node = el(
-      "div",
-      { class: "links" },
-      this.about,
-      this.far,
-      el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, frame),
-    );
+    this.scroller = el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, frame);
+    this.node = el("div", { class: "links" }, this.about, this.far, this.scroller);
     for (const [column, isQuery] of [
       [this.left, true],
       [this.right, false],
@@ -68,17 +66,28 @@ export class Links {
         else this.context.pinKey(i);
       });
     }
-    onChange(context.run, () => this.later());
+    onChange(context.run, (run, before) => {
+      this.due ||= run?.id !== before?.id;
+      this.later();
+    });
     onChange(context.tokens, () => this.later());
     onChange(context.again, () => this.later());
-    context.store.on(["layer", "head", "run", "q"], () => this.later());
-    context.store.on(["k"], () => this.mark());
+    context.store.on(["layer", "head", "run"], () => this.later());
+    context.store.on(["q"], () => {
+      this.due = true;
+      this.later();
+    });
+    context.store.on(["k"], (state, before) => {
+      this.mark();
+      if (state.q === before.q) this.reveal(true);
+    });
+    new ResizeObserver(() => this.due && this.reveal()).observe(this.scroller);
     onChange(context.hover, () => this.mark());
     onChange(context.dark, () => this.mark());
   }
 
   show(visible: boolean): void {
-    this.visible = visible;
+    this.visible = this.due = visible;
     if (visible) void this.load();
   }
 
@@ -132,6 +141,10 @@ export class Links {
       return;
     }
     this.columns();
+    if (this.due) {
+      this.reveal();
+      this.due ||= !whole; // chips above them may yet move them
+    }
     try {
       // Rows of one tile, or of those that hold this part of the map.
       const lines: Line[] = [];
@@ -151,6 +164,7 @@ export class Links {
       this.found = strongest(lines);
       this.draw();
       await this.drawFar(whole, now);
+      if (now === this.asked && this.due) this.reveal();
     } catch (error) {
       if (now !== this.asked) return;
       // Neither lines nor chips of what was shown before.
@@ -173,6 +187,18 @@ export class Links {
     this.left.replaceChildren(...range(this.first, this.stop).map((i) => item(i, run.tokens)));
     this.right.replaceChildren(...range(this.first, this.keyStop).map((i) => item(i, keys)));
     this.mark();
+  }
+
+  // The pinned query, or the key; both where there is room.
+  private reveal(key = false): void {
+    if (!this.visible || !this.scroller.clientHeight) return;
+    const { q, k } = this.context.state;
+    const box = (column: HTMLElement, i: number | null | undefined) =>
+      column.querySelector(`[data-t="${i}"]`)?.getBoundingClientRect() ?? null;
+    const pins = [box(this.left, q.at(-1)), box(this.right, k)].filter((pin) => pin !== null);
+    if (key) pins.reverse();
+    if (pins.length) this.scroller.scrollTop += shift(this.scroller.getBoundingClientRect(), pins[0], pins[1]);
+    this.due = false;
   }
 
   private draw(): void {
