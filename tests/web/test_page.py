@@ -455,6 +455,31 @@ def test_type_a_text_and_run_it(browser: Browser) -> None:
         page.wait_for_selector(".composer.alone")
 
 
+def test_the_ninth_text_runs_and_the_page_says_what_made_room(browser: Browser) -> None:
+    with asking(browser, "minilm") as (visit, service):
+        page = visit.page
+        titles = page.locator(".run-select option")
+        for i in range(9):
+            if i:
+                page.click("text=New text")
+            page.fill("textarea", f"Text {i} of nine: the kids left.")
+            page.click(".composer >> text=Run")
+            page.wait_for_selector(f".run-select option:checked:has-text('Text {i} of nine')", state="attached")
+            if i == 7:  # somebody looks at the oldest one: the next one has to go
+                oldest = service.library.listed()[-1]["id"]
+                page.select_option(".run-select", oldest)
+                visit.until("document.title.startsWith('Text 0')")
+        told = page.locator(".progress", has_text="Closed to make room")
+        told.wait_for()
+        assert "minilm: Text 1 of nine: the kids left." in told.inner_text()
+        assert "keeps 8 runs" in told.inner_text()
+        visit.accessible("a run that made room", ".progress")
+        assert titles.count() == 8
+        assert not any("Text 1 of" in title for title in titles.all_inner_texts())
+        page.click(".progress >> text=Dismiss")
+        assert not told.is_visible()
+
+
 def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
     with asking(browser, "smollm2") as (visit, service):
         page = visit.page

@@ -476,12 +476,57 @@ def test_too_many_orders_are_refused_with_a_time(client: Client, service: Servic
     assert wait(client, waiting[4]["id"])["state"] == "done"
 
 
-def test_nine_runs_are_one_too_many(client: Client) -> None:
-    for i in range(8):
-        wait(client, client.post("/api/runs", json={"text": f"text {i}", "model": "words"}).json()["id"])
+def ordered(client: Client, text: str) -> str:
+    """A run of a text, once it is there."""
+    id: str = client.post("/api/runs", json={"text": text, "model": "words"}).json()["id"]
+    wait(client, id)
+    return id
+
+
+def test_the_ninth_run_takes_the_place_of_the_oldest_that_nobody_looks_at(client: Client, service: Service) -> None:
+    ids = [ordered(client, f"text {i}") for i in range(8)]
+    assert client.get("/api/runs").json()["closed"] == []
+    assert client.post(f"/api/runs/{ids[0]}/look?by=page").status_code == 204
+    assert client.get(f"/api/runs/{ids[1]}/rows/0/0?q=1").status_code == 200  # asked for since: not the oldest
+    ninth = ordered(client, "text 9")
+    found = client.get("/api/runs").json()
+    assert {run["id"] for run in found["runs"]} == {*ids, ninth} - {ids[2]}
+    assert [run["title"] for run in found["closed"]] == ["text 2"], "what was closed is said"
+    gone = client.get(f"/api/runs/{ids[2]}")
+    assert gone.status_code == 404
+    assert client.post(f"/api/runs/{ids[2]}/look").status_code == 404
+    # Run again, it is there again, and is not said to be closed.
+    assert ordered(client, "text 2") == ids[2]
+    assert "text 2" not in [run["title"] for run in client.get("/api/runs").json()["closed"]]
+
+
+def test_a_run_that_fails_closes_no_other(client: Client) -> None:
+    ids = {ordered(client, f"text {i}") for i in range(8)}
+    ordered(client, "this will fail")
+    found = client.get("/api/runs").json()
+    assert {run["id"] for run in found["runs"]} == ids
+    assert found["closed"] == []
+
+
+def test_runs_that_are_all_looked_at_stay(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [ordered(client, f"text {i}") for i in range(8)]
+    for id in ids:
+        client.post(f"/api/runs/{id}/look?by=page-of-{id}")
     answer = client.post("/api/runs", json={"text": "text 9", "model": "words"})
     assert answer.status_code == 429
-    assert "8 runs are open" in answer.json()["error"]
+    assert "each is being looked at" in answer.json()["error"]
+    assert "cross beside its name" in answer.json()["try"], "what a reader can do, not what a program could ask"
+    assert len(client.get("/api/runs").json()["runs"]) == 8
+    # Who looks at another run looks no more at the one before.
+    client.post(f"/api/runs/{ids[5]}/look?by=page-of-{ids[4]}")
+    ordered(client, "text 9")
+    assert [run["id"] for run in client.get("/api/runs").json()["closed"]] == ids[4:5]
+    # Whoever looked has gone: some time later there is room.
+    client.post(f"/api/runs/{ordered(client, 'text 9')}/look?by=page-of-{ids[4]}")
+    assert client.post("/api/runs", json={"text": "text 10", "model": "words"}).status_code == 429
+    monkeypatch.setattr("sightline.web.library.LOOKED", 0.0)
+    ordered(client, "text 10")
+    assert len(client.get("/api/runs").json()["closed"]) == 2
 
 
 def test_too_many_tiles_are_refused_and_forgotten(client: Client, run: Run, service: Service) -> None:

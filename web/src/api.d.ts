@@ -178,10 +178,11 @@ export interface components {
             growing: boolean;
             revision: number;
         };
-        /** @description All runs, and the orders that wait or run. */
+        /** @description All runs, the orders that wait or run, and the last runs that made room for others. */
         Runs: {
             runs: components["schemas"]["RunInShort"][];
             orders: components["schemas"]["Order"][];
+            closed: components["schemas"]["RunInShort"][];
         };
         /** @description How the output of one query comes about. */
         Steps: {

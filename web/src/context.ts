@@ -2,6 +2,7 @@
 
 import { batch, signal } from "@preact/signals-core";
 import { carried } from "./carrier";
+import { onChange } from "./changes";
 import { floorFor, type Scale } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
 import type { Cells } from "./grid";
@@ -9,6 +10,9 @@ import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
 import { decode, type State, Store } from "./state";
+
+// Milliseconds between two words to the server that a run is looked at.
+const LOOK = 30_000;
 
 export interface Hover {
   q: number | null;
@@ -44,6 +48,7 @@ export class Context {
   readonly way = carried(); // to the kernel of a notebook, if this is a widget
   readonly store = new Store(this.way !== null);
   private opening = 0;
+  private readonly viewer = Math.random().toString(36).slice(2);
 
   constructor() {
     const data = embeddedData();
@@ -61,6 +66,23 @@ export class Context {
     this.store.on(["run"], (state) => state.run && void this.open(state.run));
     this.store.on(["layer", "head"], () => this.findLink());
     this.store.on(["other"], () => void this.openOther());
+    onChange(this.run, () => this.look());
+    onChange(this.other, () => this.look());
+    window.setInterval(() => this.look(), LOOK);
+  }
+
+  // The server closes no run that a page says it shows.
+  private look(): void {
+    if (this.way || !this.source.live) return;
+    const { run, other } = this;
+    for (const [id, by] of [
+      [run.value?.id, ""],
+      [this.state.other ? other.value?.id : undefined, "-beside"],
+    ])
+      if (id)
+        this.source.look(id, this.viewer + by).catch((error) => {
+          if (error instanceof Refused && error.status === 404) this.say("the server has closed this run");
+        });
   }
 
   get state(): State {

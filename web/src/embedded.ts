@@ -70,8 +70,8 @@ export class EmbeddedSource implements Source {
   async limits(): Promise<Limits> {
     return { text_bytes: 0, runs: 1, queued: 0, tokens_a_page: 0, waiting_tiles: 0, tile: 256, models: [] };
   }
-  async runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[] }> {
-    return { runs: [this.data.info], orders: [] };
+  async runs(): Promise<{ runs: RunShort[]; orders: OrderInfo[]; closed: RunShort[] }> {
+    return { runs: [this.data.info], orders: [], closed: [] };
   }
   async run(): Promise<RunInfo> {
     return this.data.info;
@@ -82,6 +82,7 @@ export class EmbeddedSource implements Source {
   async close(): Promise<void> {
     throw lacks("runs to close");
   }
+  async look(): Promise<void> {}
   events(): () => void {
     return () => undefined;
   }

@@ -17,6 +17,7 @@ export class Header {
   private layerSelect = el("select", { attrs: { "aria-label": "layer" } });
   private headSelect = el("select", { attrs: { "aria-label": "head" } });
   readonly unseen = new Unseen();
+  private closed: Set<string> | null = null; // runs that made room for others, as far as that was said
   private composer: Composer;
   private newButton: HTMLButtonElement;
   private closeButton: HTMLButtonElement;
@@ -68,7 +69,10 @@ export class Header {
         tool("help", "help and keys (?)", actions.help),
       ),
     );
-    this.runSelect.addEventListener("change", () => void context.open(this.runSelect.value, true));
+    this.runSelect.addEventListener(
+      "change",
+      () => void context.open(this.runSelect.value, true).then(() => this.refresh().catch(() => undefined)),
+    );
     this.layerSelect.addEventListener("change", () => {
       const layer = Number(this.layerSelect.value);
       const heads = context.run.value?.layer(layer).heads ?? 1;
@@ -93,9 +97,12 @@ export class Header {
   }
 
   async refresh(): Promise<OrderInfo[]> {
-    const { runs, orders } = await this.context.source.runs();
+    const { runs, orders, closed } = await this.context.source.runs();
     this.runs = runs;
     this.draw();
+    const news = closed.filter((run) => this.closed?.has(run.id) === false);
+    this.closed = new Set(closed.map((run) => run.id));
+    if (news.length) this.tellClosed(news);
     for (const order of orders) if (!this.stopEvents) this.follow(order.id);
     return orders;
   }
@@ -235,6 +242,21 @@ export class Header {
         },
         over ? "Dismiss" : "Cancel",
       ),
+    );
+  }
+
+  // What made room is not lost without a word: it is said until it is dismissed.
+  private tellClosed(runs: RunShort[]): void {
+    const dismiss = () => {
+      this.progress.hidden = true;
+    };
+    const names = runs.map((run) => `${run.model ?? "run"}: ${run.title.slice(0, 50) || run.origin}`);
+    this.progress.hidden = false;
+    this.progress.classList.remove("problem");
+    this.progress.replaceChildren(
+      el("span", {}, `Closed to make room, as the server keeps ${this.limits?.runs} runs: `),
+      el("span", { class: "title whole" }, el("bdi", {}, names.join("; "))),
+      el("button", { class: "button quiet", attrs: { type: "button" }, on: { click: dismiss } }, "Dismiss"),
     );
   }
 

@@ -66,6 +66,7 @@ export interface Source {
   run(id: string): Promise<RunInfo | OrderInfo>; // an order, until there is a run
   order(text: string, model: string, generate: number): Promise<Shapes["Ordered"]>;
   close(id: string): Promise<void>;
+  look(id: string, by: string): Promise<void>; // who looks at a run: it makes room for no other
   events(id: string, told: (order: OrderInfo) => void): () => void;
   tokens(run: string, rev: number, from: number, to: number, memory: boolean): Promise<TokenPage>;
   portraits(run: string, rev: number): Promise<Portraits>;
@@ -130,6 +131,9 @@ export class HttpSource implements Source {
   }
   async close(id: string): Promise<void> {
     await this.ask(`/api/runs/${id}`, { method: "DELETE" });
+  }
+  async look(id: string, by: string): Promise<void> {
+    await this.ask(`/api/runs/${id}/look?by=${by}`, { method: "POST" });
   }
   events(id: string, told: (order: OrderInfo) => void): () => void {
     const stream = new EventSource(`/api/runs/${id}/events`);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from sightline.explore.run import Run
 from sightline.explore.saved import SavedRun, saved_runs
 from sightline.web.problems import Problem
 
+# Seconds for which a run counts as looked at: pages say so three times as often, hidden ones once a minute.
+LOOKED = 90.0
+# Of so many runs that made room it is remembered which they were; and so many may look at runs.
+REMEMBERED, VIEWERS = 32, 256
+
 
 @dataclass
 class Shelf:
@@ -25,14 +31,19 @@ class Shelf:
 
 
 class Library:
-    """At most `limit` runs are open at a time. Saved ones are closed when others need the room; made ones never are.
+    """At most `limit` runs are open at a time; others make room for one more.
+
+    First the saved ones that nobody looks at, then the made one without viewers that was asked for longest ago:
+    `closed` remembers it, and `drop` is told of it. A saved one can be opened again, whoever looks at it.
 
     >>> Library(limit=8).listed()
     []
     """
 
-    def __init__(self, limit: int = 8) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = 8, drop: Callable[[str], None] = lambda id: None) -> None:
+        self.limit, self.drop = limit, drop
+        self._looked: OrderedDict[str, tuple[str, float]] = OrderedDict()  # by who looks: at what, and since when
+        self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._shelves: OrderedDict[str, Shelf] = OrderedDict()
         self._open: OrderedDict[str, Run] = OrderedDict()
         self._lock = threading.RLock()
@@ -53,27 +64,56 @@ class Library:
         """Keep a run that was made here."""
         with self._lock:
             if run.id not in self._open:
-                self.make_room()
+                self._make_room()
             self._open[run.id] = run  # a grown run takes the place of what it was
             self._open.move_to_end(run.id)
+            self._closed.pop(run.id, None)
 
-    def make_room(self) -> None:
-        """See to it that one more run may be opened, or say why not."""
+    def look(self, id: str, by: str = "") -> None:
+        """Someone looks at a run, and no more at the one before: for a while it makes room for no other."""
+        self.get(id)
         with self._lock:
-            if len(self._open) < self.limit:
-                return
-            for id in self._open:
-                if id in self._shelves:
-                    del self._open[id]
-                    return
-            raise Problem(
-                429,
-                f"{self.limit} runs are open, which is the most this server keeps",
-                expected=f"fewer than {self.limit}",
-                got=len(self._open),
-                hint="close one: DELETE /api/runs/{id}",
-                retry_after=1,
-            )
+            self._looked[by] = id, time.monotonic()
+            self._looked.move_to_end(by)
+            while len(self._looked) > VIEWERS:
+                self._looked.popitem(last=False)
+
+    def check_room(self) -> None:
+        """Say, before any work, if no run could make room for one more."""
+        with self._lock:
+            if len(self._open) >= self.limit:
+                self._least_wanted()
+
+    def _make_room(self) -> None:
+        if len(self._open) < self.limit:
+            return
+        id = self._least_wanted()
+        run = self._open.pop(id)
+        if id not in self._shelves:
+            self._closed[id] = run.summary()
+            while len(self._closed) > REMEMBERED:
+                self._closed.popitem(last=False)
+            run.close()
+            self.drop(id)
+
+    def _least_wanted(self) -> str:
+        since = time.monotonic() - LOOKED
+        looked = {id for id, when in self._looked.values() if when > since}
+        saved = [id for id in self._open if id in self._shelves]
+        made = [id for id, run in self._open.items() if id not in self._shelves and not run.growing]
+        for id in (*saved, *made):
+            if id not in looked:
+                return id
+        if saved:
+            return saved[0]
+        raise Problem(
+            429,
+            f"{self.limit} runs are open, which is the most this server keeps, and each is being looked at",
+            expected="one that nobody looks at",
+            got=f"{len(self._open)} open",
+            hint="close one with the cross beside its name",
+            retry_after=1,
+        )
 
     def __contains__(self, id: str) -> bool:
         return id in self._open or id in self._shelves
@@ -85,7 +125,7 @@ class Library:
                 self._open.move_to_end(id)
                 return self._open[id]
             if id in self._shelves:
-                self.make_room()
+                self._make_room()
                 run = self._shelves[id].open()
                 self._open[id] = run
                 return run
@@ -119,6 +159,11 @@ class Library:
         """Close every run."""
         for id in list(self._open):
             self.close(id)
+
+    def closed(self) -> list[dict[str, Any]]:
+        """The runs that made room for others, in short, the last one last."""
+        with self._lock:
+            return list(self._closed.values())
 
     def listed(self) -> list[dict[str, Any]]:
         """Every run in short, the newest first."""

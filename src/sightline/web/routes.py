@@ -71,9 +71,10 @@ def routes(service: Service) -> APIRouter:
 
     @api.get("/runs", tags=["runs"], response_model=shapes.Runs)
     async def runs() -> Answer:
-        """Every run: made here or saved, and the orders that wait or run."""
+        """Every run: made here or saved, the orders that wait or run, and the runs that made room for others."""
         waiting = [job.about(service.jobs.position(job)) for job in service.jobs.by_id.values() if not job.over]
-        return Answer({"runs": service.library.listed(), "orders": waiting}, headers={"Cache-Control": "no-store"})
+        body = {"runs": service.library.listed(), "orders": waiting, "closed": service.library.closed()}
+        return Answer(body, headers={"Cache-Control": "no-store"})
 
     @api.post("/runs", status_code=202, tags=["runs"], response_model=shapes.Ordered)
     async def create(new: NewRun) -> Answer:
@@ -102,6 +103,12 @@ def routes(service: Service) -> APIRouter:
     async def close(run: str) -> Response:
         """Close a run, or take its order back."""
         service.close_run(run)
+        return Response(status_code=204)
+
+    @api.post("/runs/{run}/look", status_code=204, tags=["runs"])
+    async def look(run: str, by: Annotated[str, Query(max_length=64)] = "") -> Response:
+        """Say that someone looks at a run, and no more at another: for a minute and a half it makes room for none."""
+        await asyncio.to_thread(service.library.look, run, by)
         return Response(status_code=204)
 
     @api.get("/runs/{run}/events", tags=["runs"], response_class=StreamingResponse, responses={200: EVENTS})

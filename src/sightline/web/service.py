@@ -30,7 +30,7 @@ class Service:
         threads: int | None = None,
     ) -> None:
         self.models = models
-        self.library = Library(runs)
+        self.library = Library(runs, self._drop)
         self.jobs = JobQueue(perform, self.library.add, self.library.discard)
         self.workers = Workers(threads)
         # Rollout, steps and exports take seconds: they have a thread of their own, so that no tile waits for them.
@@ -89,18 +89,18 @@ class Service:
             )
         if request.id in self.library:
             return self.jobs.done(request)
-        self.library.make_room()
+        self.library.check_room()
         return self.jobs.put(request)
 
     def close_run(self, id: str) -> None:
         """Close a run or take its job back, and drop what was kept of it."""
-        if id in self.library:
-            self.library.close(id)
-            self.jobs.forget(id)
-        elif id in self.jobs.by_id:
-            self.jobs.forget(id)
-        else:
-            self.library.close(id)  # says that there is none
+        if id in self.library or id not in self.jobs.by_id:
+            self.library.close(id)  # says if there is none
+        self._drop(id)
+
+    def _drop(self, id: str) -> None:
+        """Keep nothing of a run that is closed."""
+        self.jobs.forget(id)
         self.tiles.forget(lambda key: _belongs(key, id))
         self.others.forget(lambda key: _belongs(key, id))
         self.workers.forget(lambda key: _belongs(key, id))

@@ -71,10 +71,11 @@ class RunInShort(TypedDict):
 
 @whole
 class Runs(TypedDict):
-    """All runs, and the orders that wait or run."""
+    """All runs, the orders that wait or run, and the last runs that made room for others."""
 
     runs: list[RunInShort]
     orders: list[Order]
+    closed: list[RunInShort]
 
 
 @whole
