@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,22 @@ def test_what_was_not_seen_keeps_its_indent_and_its_end(saved: tuple[Path, str])
     assert "  reason 0\n    layers.0.attention,\n    layers.1.attention\n  reason 1\n" in text
     assert "  and 5 more, for other reasons" in text
     assert "reason 8" not in text
+
+
+def test_some_layers_keep_the_numbers_of_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "kids"
+    done = CliRunner().invoke(app, ["look", SENTENCE, "--layers", "3,5", "--out", str(folder)], catch_exceptions=False)
+    named = set(re.findall(r"\bL(\d+) H\d+", done.stdout))
+    assert named == {"3", "5"}
+    assert not re.search(r"(?i)layer 0", done.stdout)
+    seen = load(folder)
+    assert [seen.number(name) for name in seen.layers] == [3, 5]
+    run = as_run("x", seen)
+    assert [(layer.index, layer.number, layer.name) for layer in run.layers] == [
+        (0, 3, "encoder.layers.3.attention"),
+        (1, 5, "encoder.layers.5.attention"),
+    ]
+    assert run.summary()["layer_numbers"] == [3, 5]
 
 
 def test_a_report_is_one_page_without_addresses_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

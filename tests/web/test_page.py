@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -314,6 +315,46 @@ def test_an_impossible_address_is_put_right_and_said(visit: Visit, live: Live) -
     page = visit.open(at(live, L=99, H=99, q="3,999", k=5, lo="-4", map="rainbow", nonsense=1))
     page.wait_for_selector(".notice >> text=there is no layer 99")
     assert "L=5&H=11&q=3&k=5" in page.url
+
+
+def test_some_layers_keep_the_numbers_of_the_model(browser: Browser, tmp_path: Path) -> None:
+    """In the page, its addresses, the names of exports and a report; addresses that counted otherwise still open."""
+    model, tokenizer = load_model("minilm")
+    watched(model.eval(), tokenizer, RunRequest(SENTENCE, "minilm", "3,5"), tmp_path / "some", lambda **_: None)
+    service = Service(performer(Models(["minilm"]), lambda run: None))
+    service.library.shelve_folder(tmp_path / "some")
+    (run,) = service.library.listed()
+    server = Live(service)
+    visit = Visit(browser, server.base)
+    try:
+        page = visit.open(f"#v=2&run={run['id']}&L=3&H=1&q=10&k=2")
+        visit.until("document.querySelector('.sentence .weight').textContent === '0.814'")
+        assert page.locator(".sentence .where").inner_text() == "layer 3 head 1"
+        assert page.locator("select[aria-label=layer] option").all_inner_texts() == ["Layer 3", "Layer 5"]
+        assert {text.split()[0] for text in page.locator(".head").all_inner_texts()} == {"L3", "L5"}
+        page.keyboard.press("}")
+        visit.until("location.hash.includes('L=5&')")
+        assert page.locator(".sentence .where").inner_text() == "layer 5 head 1"
+        # An address of before: the first layer of this run.
+        page.goto("about:blank")
+        visit.open(f"#v=1&run={run['id']}&L=0&H=1&q=10&k=2")
+        visit.until("location.hash.startsWith('#v=2') && location.hash.includes('L=3&')")
+        page.goto("about:blank")
+        visit.open(f"#v=2&run={run['id']}&L=4&H=1")
+        page.wait_for_selector(".notice >> text=there is no layer 4")
+        api = f"{server.base}api/runs/{run['id']}"
+        answer = httpx.get(f"{api}/export?format=npz&layer=1&head=2")
+        assert "-layer5-head2.npz" in answer.headers["content-disposition"]
+        about = json.loads(str(np.load(io.BytesIO(answer.content))["about"]))
+        assert (about["layer"], about["layer_name"]) == (5, "encoder.layers.5.attention")
+        (tmp_path / "report.html").write_bytes(httpx.get(f"{api}/export?format=html").content)
+        page.goto(f"file://{tmp_path}/report.html#v=2&run={run['id']}&L=5&H=1")
+        page.wait_for_selector(".sentence .where >> text=layer 5 head 1")
+        visit.requests.clear()
+    finally:
+        visit.close()
+        server.close()
+        service.close()
 
 
 # 9

@@ -21,9 +21,14 @@ export interface components {
             entropy: number | null;
             others: components["schemas"]["RowValue"][];
         };
-        /** @description One attention layer; `floor` are the lowest levels of its map that can be shown, if any. */
+        /**
+         * @description One attention layer, by its place in the run and its number in the model.
+         *
+         *     `floor` are the lowest levels of its map that can be shown, if any.
+         */
         Layer: {
             index: number;
+            number: number;
             name: string;
             heads: number;
             numbers: number[];
@@ -162,6 +167,7 @@ export interface components {
             tokens: number;
             memory_tokens: number | null;
             layers: components["schemas"]["Layer"][];
+            layer_numbers: number[];
             unseen: {
                 [key: string]: string;
             };
@@ -175,6 +181,7 @@ export interface components {
             origin: string;
             title: string;
             tokens: number;
+            layer_numbers: number[];
             growing: boolean;
             revision: number;
         };

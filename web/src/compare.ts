@@ -226,7 +226,7 @@ export class Compare {
     );
     const layers = select(
       "second layer",
-      other.info.layers.map((l) => [String(l.index), `layer ${l.index}${l.cross ? " (cross)" : ""}`]),
+      other.info.layers.map((l) => [String(l.index), `layer ${l.number}${l.cross ? " (cross)" : ""}`]),
       String(now.layer),
       (value) => change({ layer: Number(value) }),
     );

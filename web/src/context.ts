@@ -9,7 +9,7 @@ import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
-import { decode, type State, Store } from "./state";
+import { type State, Store } from "./state";
 
 // Milliseconds between two words to the server that a run is looked at.
 const LOOK = 30_000;
@@ -110,7 +110,7 @@ export class Context {
       const info = await this.source.run(id);
       if (now !== this.opening) return;
       if (!isRun(info)) throw new Error(`this run is ${info.state}`);
-      const run = new OpenRun(this.source, info);
+      const run = this.known(new OpenRun(this.source, info));
       const portraits = this.summarise(run);
       // Long maps of which nothing was computed yet are not waited for.
       if (fresh) await Promise.race([portraits, wait(2000)]).catch(() => undefined);
@@ -143,6 +143,12 @@ export class Context {
     return portraits;
   }
 
+  // Addresses write the model's own numbers.
+  private known(run: OpenRun): OpenRun {
+    this.store.numbers.set(run.id, run.info.layer_numbers);
+    return run;
+  }
+
   private firstLink(run: OpenRun): Promise<Link | null> {
     const [layer, head] = run.portraits?.first ?? [0, 0];
     return run.source.link(run.id, run.rev, layer, head).catch(() => null);
@@ -155,7 +161,7 @@ export class Context {
     const info = await this.source.run(id);
     if (this.run.value !== open || !isRun(info) || (info.revision === open.rev && info.growing === open.info.growing))
       return;
-    const run = new OpenRun(this.source, info);
+    const run = this.known(new OpenRun(this.source, info));
     run.inherit(open);
     run
       .loadThumbs()
@@ -236,7 +242,7 @@ export class Context {
     try {
       const info = await this.source.run(other.run);
       if (!isRun(info)) throw new Error(`the run beside it is ${info.state}`);
-      const run = new OpenRun(this.source, info);
+      const run = this.known(new OpenRun(this.source, info));
       const texts = run.tokens.load(() => this.tokens.value++);
       this.other.value = run;
       await Promise.all([run.loadPortraits(), run.loadThumbs(), texts]);
@@ -366,7 +372,7 @@ export class Context {
   }
 
   addressed(): { state: Partial<State>; notices: string[] } {
-    return decode(location.hash);
+    return this.store.addressed();
   }
 }
 

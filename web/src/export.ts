@@ -247,7 +247,8 @@ export class ExportDialog {
     const run = this.context.run.value!;
     const { layer, head } = this.context.state;
     const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
-    download(address, `sightline-${run.id.slice(0, 8)}-layer${layer}-head${head}-${name}`);
+    const { number, numbers } = run.layer(layer);
+    download(address, `sightline-${run.id.slice(0, 8)}-layer${number}-head${numbers[head]}-${name}`);
     window.setTimeout(() => URL.revokeObjectURL(address), 10_000);
   }
 }

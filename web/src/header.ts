@@ -99,6 +99,7 @@ export class Header {
   async refresh(): Promise<OrderInfo[]> {
     const { runs, orders, closed } = await this.context.source.runs();
     this.runs = runs;
+    for (const run of runs) this.context.store.numbers.set(run.id, run.layer_numbers);
     this.draw();
     const news = closed.filter((run) => this.closed?.has(run.id) === false);
     this.closed = new Set(closed.map((run) => run.id));
@@ -140,7 +141,7 @@ export class Header {
         el(
           "option",
           { title: layer.name, attrs: { value: layer.index, selected: layer.index === state.layer } },
-          `Layer ${layer.index}${layer.cross ? " cross" : ""}`,
+          `Layer ${layer.number}${layer.cross ? " cross" : ""}`,
         ),
       ),
     );

@@ -142,7 +142,7 @@ export class Heads {
         const row = el(
           "div",
           { class: "layer-row", attrs: { role: "presentation" } },
-          el("span", { class: "layer-name", title: layer.name }, `${layer.index}${layer.cross ? "×" : ""}`),
+          el("span", { class: "layer-name", title: layer.name }, `${layer.number}${layer.cross ? "×" : ""}`),
         );
         row.append(...cells.filter((_, i) => this.listed[i][0] === layer.index));
         rows.push(row);

@@ -109,11 +109,11 @@ export class OpenRun {
   }
 
   name(layer: number, head: number): string {
-    return `layer ${layer} head ${this.layer(layer).numbers[head] ?? head}`;
+    return `layer ${this.layer(layer).number} head ${this.layer(layer).numbers[head] ?? head}`;
   }
 
   short(layer: number, head: number): string {
-    return `L${layer} H${this.layer(layer).numbers[head] ?? head}`;
+    return `L${this.layer(layer).number} H${this.layer(layer).numbers[head] ?? head}`;
   }
 
   // A row, kept: views ask for the same one at the same time.

@@ -62,14 +62,19 @@ export const START: State = {
 export const VIEWS: View[] = ["map", "links", "steps", "compare"];
 export const SHADES: Shade[] = ["looks", "looked", "received", "rollout"];
 export const MAPS: MapName[] = ["magma", "viridis", "cividis", "grey"];
-const VERSION = "1";
+// Addresses of version 1 count the layers of a run; since then they have the model's own numbers.
+const VERSION = "2";
 
-export function encode(state: State): string {
+// The numbers of a run's layers, if they are known; else places are numbers.
+type Numbers = (run: string | null | undefined) => number[] | undefined;
+const PLACES: Numbers = () => undefined;
+
+export function encode(state: State, numbers: Numbers = PLACES): string {
   const parts: string[] = [`v=${VERSION}`];
   const put = (name: string, value: string | number) => parts.push(`${name}=${value}`);
   if (state.run) put("run", state.run);
   put("view", state.view);
-  put("L", state.layer);
+  put("L", numbers(state.run)?.[state.layer] ?? state.layer);
   put("H", state.head);
   if (state.q.length) put("q", state.q.join(","));
   if (state.k !== null) put("k", state.k);
@@ -80,19 +85,26 @@ export function encode(state: State): string {
   put("hi", state.hi);
   put("map", state.map);
   if (state.shade !== "looks") put("shade", state.shade);
-  if (state.other) put("with", `${state.other.run},${state.other.layer},${state.other.head}`);
+  const { other } = state;
+  if (other) put("with", `${other.run},${numbers(other.run)?.[other.layer] ?? other.layer},${other.head}`);
   if (state.difference) put("diff", 1);
   if (!state.diagonal) put("diag", 0);
   return `#${parts.join("&")}`;
 }
 
 // What an address says, as far as it can be understood; the notices name what could not.
-export function decode(hash: string): { state: Partial<State>; notices: string[] } {
+export function decode(hash: string, numbers: Numbers = PLACES): { state: Partial<State>; notices: string[] } {
   const state: Partial<State> = {};
   const notices: string[] = [];
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const version = given.get("v");
-  if (version !== null && version !== VERSION) notices.push(`this address is of version ${version}`);
+  const place = (number: number, run: string | null | undefined) => {
+    const found = version === "1" ? undefined : numbers(run);
+    if (!found || found.includes(number)) return found?.indexOf(number) ?? number;
+    notices.push(`there is no layer ${number}`);
+    return Math.max(found.filter((one) => one < number).length - 1, 0);
+  };
+  if (version !== null && version !== "1" && version !== VERSION) notices.push(`this address is of version ${version}`);
   const oneOf = <T extends string>(name: string, known: readonly T[], set: (value: T) => void) => {
     const value = given.get(name);
     if (value === null) return;
@@ -113,7 +125,7 @@ export function decode(hash: string): { state: Partial<State>; notices: string[]
   oneOf("scale", ["log", "linear"] as const, (value) => (state.scale = value));
   oneOf("map", MAPS, (value) => (state.map = value));
   oneOf("shade", SHADES, (value) => (state.shade = value));
-  number("L", (value) => (state.layer = value));
+  number("L", (value) => (state.layer = place(value, state.run)));
   number("H", (value) => (state.head = value));
   number("k", (value) => (state.k = value));
   number("lo", (value) => (state.lo = value), false);
@@ -136,7 +148,7 @@ export function decode(hash: string): { state: Partial<State>; notices: string[]
     Number.isInteger(+other[1]) &&
     Number.isInteger(+other[2])
   )
-    state.other = { run: other[0], layer: +other[1], head: +other[2] };
+    state.other = { run: other[0], layer: place(+other[1], other[0]), head: +other[2] };
   if (given.get("diff") === "1") state.difference = true;
   if (given.get("diag") === "0") state.diagonal = false;
   return { state, notices };
@@ -148,6 +160,7 @@ function short(x: number): string {
 
 export class Store {
   readonly signal = signal(START);
+  readonly numbers = new Map<string, number[]>(); // of the layers of each run
   private past: State[] = [];
 
   // A page in a frame has no address of its own: it remembers its steps itself.
@@ -182,20 +195,29 @@ export class Store {
   }
 
   address(): string {
-    return location.href.replace(/#.*$/, "") + encode(this.now);
+    return location.href.replace(/#.*$/, "") + this.encoded(this.now);
+  }
+
+  // What the address says; without a run it is about the one that is open.
+  addressed(): { state: Partial<State>; notices: string[] } {
+    return decode(location.hash, (run) => this.numbers.get(run ?? this.now.run ?? ""));
+  }
+
+  private encoded(state: State): string {
+    return encode(state, (run) => this.numbers.get(run ?? ""));
   }
 
   private change(change: Partial<State>, push: boolean): void {
     const next = { ...this.now, ...change };
-    const hash = encode(next);
+    const hash = this.encoded(next);
     if (this.framed) {
-      if (push && hash !== encode(this.now)) this.past = [...this.past.slice(-99), this.now];
+      if (push && hash !== this.encoded(this.now)) this.past = [...this.past.slice(-99), this.now];
     } else if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
     this.signal.value = next;
   }
 
   private arrive(): void {
-    const { state } = decode(location.hash);
+    const { state } = this.addressed();
     this.signal.value = { ...START, lo: this.now.lo, hi: this.now.hi, ...state, run: state.run ?? this.now.run };
   }
 }

@@ -51,10 +51,10 @@ describe("an open run", () => {
     ]);
   });
 
-  test("calls heads by the model's own numbers", () => {
-    const open = run([layer(0, { numbers: [5, 7] })]);
-    expect(open.name(0, 1)).toBe("layer 0 head 7");
-    expect(open.short(0, 1)).toBe("L0 H7");
+  test("calls layers and heads by the model's own numbers", () => {
+    const open = run([layer(0, { number: 3, numbers: [5, 7] })]);
+    expect(open.name(0, 1)).toBe("layer 3 head 7");
+    expect(open.short(0, 1)).toBe("L3 H7");
   });
 
   test("keeps what was known of it when it grows", () => {

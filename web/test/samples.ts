@@ -7,6 +7,7 @@ import type { LayerInfo, RunInfo, Source } from "../src/source";
 export function layer(index: number, change: Partial<LayerInfo> = {}): LayerInfo {
   return {
     index,
+    number: index,
     name: `layers.${index}.attention`,
     heads: 2,
     numbers: [0, 1],
@@ -32,6 +33,7 @@ export function info(layers: LayerInfo[] = [layer(0), layer(1)], change: Partial
     tokens: 4,
     memory_tokens: null,
     layers,
+    layer_numbers: layers.map((one) => one.number),
     unseen: {},
     revision: 0,
     growing: false,

@@ -23,7 +23,7 @@ const FULL: State = {
 describe("an address", () => {
   test("says everything that is looked at", () => {
     expect(encode(FULL)).toBe(
-      "#v=1&run=0123abcd&view=compare&L=3&H=1&q=9,12&k=5&at=10.25,4,-2&pool=max&scale=linear&lo=0.000001&hi=0.5" +
+      "#v=2&run=0123abcd&view=compare&L=3&H=1&q=9,12&k=5&at=10.25,4,-2&pool=max&scale=linear&lo=0.000001&hi=0.5" +
         "&map=viridis&shade=received&with=ffff-0,2,7&diff=1&diag=0",
     );
   });
@@ -39,12 +39,29 @@ describe("an address", () => {
 
   test("ignores keys it does not know, and names values it does not", () => {
     expect(decode("#v=1&colour=blue")).toEqual({ state: {}, notices: [] });
-    const { state, notices } = decode("#v=2&view=globe&L=-1&H=1.5&k=&lo=x&q=1,a&at=1,2&pool=sum");
+    const { state, notices } = decode("#v=3&view=globe&L=-1&H=1.5&k=&lo=x&q=1,a&at=1,2&pool=sum");
     expect(state).toEqual({});
     expect(notices).toHaveLength(9);
-    expect(notices.join("; ")).toContain("version 2");
+    expect(notices.join("; ")).toContain("version 3");
     expect(notices.join("; ")).toContain("view=globe is not known");
     expect(notices.join("; ")).toContain("L=-1 is not a number that fits");
+  });
+
+  test("has the model's own numbers of layers; those before counted the layers of the run", () => {
+    const numbers = (run: string | null | undefined) => ({ some: [3, 5], rest: [1, 2] })[run ?? ""];
+    const state: State = { ...FULL, run: "some", layer: 1, other: { run: "rest", layer: 0, head: 7 } };
+    expect(encode(state, numbers)).toContain("&L=5&");
+    expect(encode(state, numbers)).toContain("&with=rest,1,7&");
+    expect(decode(encode(state, numbers), numbers)).toMatchObject({ state, notices: [] });
+    expect(decode("#v=1&run=rest&L=1&with=some,1,0", numbers)).toMatchObject({
+      state: { layer: 1, other: { layer: 1 } },
+      notices: [],
+    });
+    expect(decode("#run=some&L=4", numbers)).toMatchObject({
+      state: { layer: 0 },
+      notices: ["there is no layer 4"],
+    });
+    expect(decode("#run=some&L=99", numbers).state.layer).toBe(1);
   });
 
   test("takes no run that could lead elsewhere", () => {

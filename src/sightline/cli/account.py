@@ -43,7 +43,8 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> None:
     found = sorted(((link, place) for place, link in links.items() if link), key=lambda pair: -pair[0].weight)
     console.print(_links(run, found[:heads]))
     layer, head = order[0]
-    console.print(f"[bold]Layer {layer} head {run.layers[layer].numbers[head]}[/], queries down, keys across")
+    number, numbers = run.layers[layer].number, run.layers[layer].numbers
+    console.print(f"[bold]Layer {number} head {numbers[head]}[/], queries down, keys across")
     console.print(_map(run, layer, head, console))
 
 
@@ -85,7 +86,7 @@ def _portraits(run: Run, measured: list, order: list, links: dict) -> Table:
         shares = [found[name] for name in ("focus", "first", "previous", "same", "induction")]
         distance = "" if found["distance"] is None else f"{found['distance']:.1f}"
         table.add_row(
-            f"{layer}.{run.layers[layer].numbers[head]}",
+            _name(run, layer, head),
             *("" if share is None else f"{100 * share:.0f} %" for share in shares),
             distance,
             _link(run, layer, links.get((layer, head))),
@@ -96,8 +97,14 @@ def _portraits(run: Run, measured: list, order: list, links: dict) -> Table:
 def _links(run: Run, found: list) -> Table:
     table = Table(title="\nStrongest links", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
     for link, (layer, head) in found:
-        table.add_row(f"{layer}.{run.layers[layer].numbers[head]}", _link(run, layer, link))
+        table.add_row(_name(run, layer, head), _link(run, layer, link))
     return table
+
+
+def _name(run: Run, layer: int, head: int) -> str:
+    """A head as the explorer writes it, with the model's own numbers."""
+    about = run.layers[layer]
+    return f"L{about.number} H{about.numbers[head]}"
 
 
 def _link(run: Run, layer: int, link: Link | None) -> Text:

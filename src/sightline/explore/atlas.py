@@ -107,7 +107,8 @@ class Atlas:
         about = run.layer(layer)
         band = slice(0, about.queries) if rows is None else rows
         across = slice(0, about.keys) if columns is None else columns
-        name = f"sightline-{run.id[:8]}-layer{layer}-head{head}"
+        run.view(layer, head)  # says if there is none
+        name = f"sightline-{run.id[:8]}-layer{about.number}-head{about.numbers[head]}"
         if format == "html":
             return File(f"sightline-{run.id[:8]}.html", "text/html; charset=utf-8", report.report(run))
         if format == "csv":

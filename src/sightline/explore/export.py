@@ -33,9 +33,9 @@ def npz(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
     about = {
         "run": run.id,
         "model": run.model,
-        "layer": layer,
+        "layer": run.layers[layer].number,
         "layer_name": run.layers[layer].name,
-        "head": head,
+        "head": run.layers[layer].numbers[head],
         "rows": [rows.start, rows.stop],
         "columns": [columns.start, columns.stop],
         "normalizer": run.layers[layer].normalizer,

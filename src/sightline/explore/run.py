@@ -38,7 +38,8 @@ class Account(Protocol):
 class Layer:
     """One attention layer, by the path of its module."""
 
-    index: int
+    index: int  # among the layers of the run
+    number: int  # as the model counts it: of a run of some layers, another one
     name: str
     heads: int
     numbers: list[int]  # of the heads, as the model counts them
@@ -74,7 +75,8 @@ class Run:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._views: Cache[HeadView] = Cache(limit=256 << 20)
-        self.layers = [_layer(i, name, self.account) for i, name in enumerate(self.account.layers)]
+        numbers = _numbers(self.account)
+        self.layers = [_layer(i, numbers[i], name, self.account) for i, name in enumerate(self.account.layers)]
         self.labels = labels.read(self.tokens)
         if self.text is not None and self.spans is not None:
             self.labels = labels.placed(self.labels, self.text, self.spans)
@@ -104,7 +106,7 @@ class Run:
         if not 0 <= head < about.heads:
             raise NotInRun(
                 "there is no such head",
-                expected=f"0 to {about.heads - 1} in layer {layer}",
+                expected=f"0 to {about.heads - 1} in layer {about.number}",
                 got=head,
                 hint="heads count from 0",
             )
@@ -143,6 +145,7 @@ class Run:
             "tokens": len(self.tokens),
             "memory_tokens": None if self.memory is None else len(self.memory),
             "layers": [dict(vars(layer)) for layer in self.layers],
+            "layer_numbers": [layer.number for layer in self.layers],
             "unseen": self.unseen,
             "revision": self.revision,
             "growing": self.growing,
@@ -151,10 +154,19 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What a list of runs says of each."""
         about = self.about()
-        return {name: about[name] for name in ("id", "model", "origin", "title", "tokens", "growing", "revision")}
+        names = ("id", "model", "origin", "title", "tokens", "layer_numbers", "growing", "revision")
+        return {name: about[name] for name in names}
 
 
-def _layer(index: int, name: str, account: Account) -> Layer:
+def _numbers(account: Account) -> list[int]:
+    """The numbers of the layers, as the model counts them; their places where nobody said, or not one for each."""
+    number = getattr(account, "number", None)
+    places = list(range(len(account.layers)))
+    found = places if number is None else [number(name) for name in account.layers]
+    return found if len(set(found)) == len(found) and min(found, default=0) >= 0 else places
+
+
+def _layer(index: int, number: int, name: str, account: Account) -> Layer:
     sight = account[name]
     call = sight.call
     heads = 1 if len(sight.shape) == 2 else sight.shape[-3]
@@ -163,6 +175,7 @@ def _layer(index: int, name: str, account: Account) -> Layer:
     numbers = getattr(account, "heads", None)
     return Layer(
         index,
+        number,
         name,
         heads,
         list(range(heads)) if numbers is None else numbers(name),

@@ -103,6 +103,10 @@ class Seen:
         """`"self"`, or `"cross"` for attention to another sequence."""
         return self._layer(layer).kind
 
+    def number(self, layer: str | int) -> int:
+        """The number of a layer among all that ran, watched or not, as `layers=` counts them."""
+        return self._layer(layer).index
+
     def heads(self, layer: str | int) -> list[int]:
         """The numbers of the heads that were watched, as the model counts them."""
         found = self._layer(layer)

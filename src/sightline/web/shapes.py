@@ -65,6 +65,7 @@ class RunInShort(TypedDict):
     origin: str
     title: str
     tokens: int
+    layer_numbers: list[int]
     growing: bool
     revision: int
 
@@ -88,9 +89,13 @@ class Ordered(TypedDict):
 
 @whole
 class Layer(TypedDict):
-    """One attention layer; `floor` are the lowest levels of its map that can be shown, if any."""
+    """One attention layer, by its place in the run and its number in the model.
+
+    `floor` are the lowest levels of its map that can be shown, if any.
+    """
 
     index: int
+    number: int
     name: str
     heads: int
     numbers: list[int]
@@ -116,6 +121,7 @@ class Run(TypedDict):
     tokens: int
     memory_tokens: int | None
     layers: list[Layer]
+    layer_numbers: list[int]
     unseen: dict[str, str]
     revision: int
     growing: bool
