@@ -82,6 +82,7 @@ MASKS = {
     "window": sl.window(2),
     "both sides": sl.window(1, 2),
     "start": sl.causal(align="start") & sl.window(3),
+    "beyond any length": sl.window(2, 10**30) & sl.padding([3, 7]),
     "prefix": sl.prefix(3),
     "documents": sl.documents(IDS),
     "documents of each": sl.documents(torch.tensor([[0, 0, 1, 1, 1, 1, 2], [5, 5, 5, 5, 5, 5, 5]])) & sl.causal(),

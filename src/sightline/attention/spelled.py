@@ -17,6 +17,9 @@ from sightline import caches
 from sightline.errors import InputError
 from sightline.portable import Portable, restored
 
+# Whole numbers beyond it, as the limit of a window may be one, are none of torch's.
+_LARGEST = 2**63 - 1
+
 
 def spell(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
     """A value as a text, its tensors and whole numbers put into the lists; nothing if it holds what has no such form.
@@ -42,6 +45,8 @@ def spell(value: Any, tensors: list[Tensor], numbers: list[int]) -> str:
     if value is None or isinstance(value, (bool, str)):
         return f"('plain',{value!r})"
     if isinstance(value, (int, torch.SymInt)):
+        if not -_LARGEST <= value <= _LARGEST:
+            return f"('plain',{value!r})"
         numbers.append(value)  # type: ignore[arg-type]
         return "('whole',)"
     if isinstance(value, float):
