@@ -35,7 +35,7 @@ import torch
 from harness import QUICK, RESULTS, summary, write
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from sightline.watch import load, watch
+from sightline.watching import load, watch
 
 TOKENS = 4096 if QUICK else 65536
 DIM = 64

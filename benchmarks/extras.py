@@ -73,7 +73,7 @@ def a_trained_model() -> None:
 def a_gguf_file() -> None:
     import numpy as np
 
-    from sightline.models.gguf_header import gguf_library
+    from sightline.models.checkpoints.gguf.header import gguf_library
 
     library = gguf_library()
     kind = library.GGMLQuantizationType.Q8_0
@@ -149,8 +149,8 @@ def the_explorer_in_a_notebook() -> None:
 
 
 def kernels() -> None:
-    import sightline.kernels.look
-    import sightline.kernels.top  # noqa: F401
+    import sightline.kernels.map_pass
+    import sightline.kernels.top_keys  # noqa: F401
 
 
 # What can be asked for, and the extras it needs.

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The definition, the backends, the lens, the kernels and a trained model: a few minutes.
 TESTS = [
     "tests/masks",
-    "tests/attention",
+    "tests/backends",
     "tests/lens/test_api.py",
     "tests/kernels",
     "tests/models/test_real_models.py",

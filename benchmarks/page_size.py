@@ -42,7 +42,7 @@ def ours() -> Callable[[str], bytes]:
     from sightline.explore.model_runs import Models, RunRequest, watched
     from sightline.explore.report import report
     from sightline.explore.run import as_run
-    from sightline.watch import load
+    from sightline.watching import load
 
     models = Models(["minilm"])
     model, tokenizer = models.get("minilm")

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from harness import compare, ratio, write
 
-from sightline.watch import watch
+from sightline.watching import watch
 
 GPU = torch.cuda.is_available()
 TOKENS = 32768 if GPU else 2048
@@ -33,7 +33,7 @@ def small_model(implementation: str = "sdpa") -> torch.nn.Module:
     """SmolLM2-135M as transformers runs it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from sightline.models.opening import open_checkpoint
+    from sightline.models.checkpoints.opening import open_checkpoint
 
     checkpoint = open_checkpoint("smollm2")
     config = LlamaConfig(**{k: v for k, v in checkpoint.config.items() if k not in ("architectures", "model_type")})
@@ -78,7 +78,7 @@ def text(tokens: int) -> torch.Tensor:
         return torch.randint(0, 128256, (1, tokens), device="cuda")
     from pydoc_data.topics import topics
 
-    from sightline.models.opening import open_checkpoint
+    from sightline.models.checkpoints.opening import open_checkpoint
 
     tokenizer = open_checkpoint("smollm2").tokenizer
     ids = tokenizer.encode("\n".join(topics.values())[: 12 * tokens]).ids

@@ -31,8 +31,9 @@ from harness import Rounds, kept, ratio, write
 from torch import Tensor, nn
 from zoo_transformers import Case
 
-from sightline.watch import mode, watch
-from sightline.watch.unseen import Trace
+from sightline.watching import watch
+from sightline.watching.intercept import function_mode
+from sightline.watching.intercept.unseen import Trace
 
 ATTENDS = re.compile(r"attention|attn|multihead|^xca$", re.IGNORECASE)
 
@@ -237,7 +238,7 @@ def one(case: Case) -> list[dict]:
 
 def counted(model: nn.Module, ids: Tensor) -> dict[str, Any]:
     """How many calls of torch a pass hands to the trace, and what that costs beyond the calls themselves."""
-    follow, calls, x, rounds = dict(mode.FOLLOW), [], torch.zeros(2, 2), 20000
+    follow, calls, x, rounds = dict(function_mode.FOLLOW), [], torch.zeros(2, 2), 20000
 
     def counts(handle: Any, trace: Any, *call: Any) -> Any:
         calls.append(handle)
@@ -246,10 +247,10 @@ def counted(model: nn.Module, ids: Tensor) -> dict[str, Any]:
     def nothing(*_: Any) -> Tensor:
         return x
 
-    mode.FOLLOW.update({func: partial(counts, handle) for func, handle in follow.items()})
+    function_mode.FOLLOW.update({func: partial(counts, handle) for func, handle in follow.items()})
     with torch.no_grad(), watch(model):
         model(ids)
-    mode.FOLLOW.update(follow)
+    function_mode.FOLLOW.update(follow)
     trace, microseconds = Trace(), 0.0
     for handle in set(calls):
         spent = []
@@ -274,7 +275,7 @@ def looking(repeats: int = 301) -> list[dict]:
     """
     from transformers import LlamaConfig, LlamaModel
 
-    follow, rows, threads = dict(mode.FOLLOW), [], torch.get_num_threads()
+    follow, rows, threads = dict(function_mode.FOLLOW), [], torch.get_num_threads()
     torch.set_num_threads(1)
     for layers, dim in ((12, 256), (4, 64)):
         shape = {"hidden_size": dim, "num_hidden_layers": layers, "intermediate_size": 2 * dim, "vocab_size": 97}
@@ -286,8 +287,8 @@ def looking(repeats: int = 301) -> list[dict]:
         for turn in range(repeats + 5):
             shuffle.shuffle(order)
             for name in order:
-                mode.FOLLOW.clear()
-                mode.FOLLOW.update(follow if looks[name] else {})
+                function_mode.FOLLOW.clear()
+                function_mode.FOLLOW.update(follow if looks[name] else {})
                 before = time.process_time()
                 with torch.no_grad(), watch(model):
                     model(ids)
@@ -295,7 +296,7 @@ def looking(repeats: int = 301) -> list[dict]:
                     spent[name].append((time.process_time() - before) * 1e3)
         found = Rounds.of(spent)
         ratios = {name: ratio(found, name, "not looking") for name in looks}
-        mode.FOLLOW.update(follow)
+        function_mode.FOLLOW.update(follow)
         more = counted(model, ids)
         share = more["followed_microseconds"] / 1e3 / found["not looking"]["median_ms"]
         row = {"call": f"looking, {layers} layers of {dim}", "tokens": 64, "of_not_looking": ratios, **found, **more}

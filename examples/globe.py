@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline import plots
 from sightline.positions.latlon import unit_vector
-from sightline.watch import watch
+from sightline.watching import watch
 
 STEP = 15.0  # degrees between points
 PLACES = torch.cartesian_prod(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline import plots
-from sightline.watch import watch
+from sightline.watching import watch
 
 ROWS = COLUMNS = 8  # patches
 PATCH = 8  # pixels

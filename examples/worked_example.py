@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 import sightline as sl
-from sightline.attention import reference
+from sightline.backends import reference
 from sightline.steps import explain_words
 
 SENTENCE = "Action gets results"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sightline as sl
-from sightline.attention import reference
+from sightline.backends import reference
 from sightline.positions import alibi
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

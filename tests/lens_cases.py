@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cases import Case
-from sightline.attention import reference
+from sightline.backends import reference
 from sightline.lens import Sight
 
 FLOAT32_LIMIT = 1e-5

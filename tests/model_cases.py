@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sightline.models.build import build
-from sightline.models.checkpoint import Checkpoint, SpecialTokens
-from sightline.models.opening import open_checkpoint
+from sightline.models.checkpoints.base import Checkpoint, SpecialTokens
+from sightline.models.checkpoints.opening import open_checkpoint
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 # Weights of this size make attention that looks somewhere; transformers' own 0.02 leaves it flat.

@@ -14,10 +14,11 @@ import torch
 
 import sightline as sl
 from sightline import caches
-from sightline.attention import sdpa
-from sightline.attention.blind import blind_rows
+from sightline.backends import sdpa
+from sightline.backends.empty_rows import blind_rows
 from sightline.errors import InputError
-from sightline.lens import on_gpu, workers
+from sightline.lens.cpu import threads as workers
+from sightline.lens.gpu import plan as gpu_plan
 
 PACKAGE = Path(sl.__file__).parent
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "caches.py")
@@ -63,7 +64,7 @@ def test_every_cache_is_listed_and_bounded() -> None:
     found = {cache.name: cache for cache in caches.listed()}
     assert found.keys() == {name for _, name in registered()}
     # What was heard of a model goes with the model.
-    assert {name for name, cache in found.items() if cache.most is None} == {"watch.passes"}
+    assert {name for name, cache in found.items() if cache.most is None} == {"watching.passes"}
     assert all(cache.entries <= cache.most for cache in found.values() if cache.most is not None)
 
 
@@ -92,7 +93,7 @@ def test_all_are_filled_and_emptied_and_give_the_same_again() -> None:
     assert {cache.name: cache.entries for cache in caches.listed() if cache.entries} == {}
     before, out = look(), attend()
     filled = {cache.name for cache in caches.listed() if cache.entries}
-    assert {"lens.axes", "attention.tables", "attention.empty_rows"} <= filled
+    assert {"lens.axes", "backends.tables", "backends.empty_rows"} <= filled
     sl.caches.clear()
     assert {cache.name: cache.entries for cache in caches.listed() if cache.entries} == {}
     after = look()
@@ -103,13 +104,13 @@ def test_all_are_filled_and_emptied_and_give_the_same_again() -> None:
 
 def test_some_are_emptied_by_name_or_package() -> None:
     look(), attend()
-    sl.caches.clear("attention.tables")
-    assert entries("attention.tables") == 0
-    assert entries("attention.empty_rows") > 0
+    sl.caches.clear("backends.tables")
+    assert entries("backends.tables") == 0
+    assert entries("backends.empty_rows") > 0
     assert entries("lens.axes") > 0
     sl.caches.clear("lens")
     assert entries("lens.axes") == 0
-    assert entries("attention.empty_rows") > 0
+    assert entries("backends.empty_rows") > 0
 
 
 @pytest.mark.parametrize("name", ["len", "lens.", "axes", "", 3, "lens.axes.more"])
@@ -221,8 +222,8 @@ def test_the_layouts_of_a_gpu_are_counted() -> None:
     rows = (0, 1, torch.zeros(7, dtype=torch.int32), (torch.zeros(3, dtype=torch.int64), None))
     assert caches.bytes_of((frozenset("a"), rows, 1.0)) == 7 * 4 + 3 * 8
     found = {cache.name: cache for cache in caches.listed()}
-    assert found["lens.goes"].most_bytes == on_gpu._LAYOUT_BYTES
-    assert found["lens.intervals"].most_bytes == on_gpu._INTERVAL_BYTES
+    assert found["lens.goes"].most_bytes == gpu_plan._LAYOUT_BYTES
+    assert found["lens.intervals"].most_bytes == gpu_plan._INTERVAL_BYTES
 
 
 def test_a_table_lets_the_oldest_go() -> None:
@@ -258,10 +259,10 @@ CHANGES = {
 # torch's operators beside attention in graphs, and who hears of them.
 ALLOWED = {
     "lens/statistics.py:STATISTICS",
-    "lens/trial.py:_trying",
+    "lens/gpu/trial.py:_trying",
     "web/widget.py:_loop",
-    "watch/traced.py:_library",
-    "watch/traced.py:_hears",
+    "watching/intercept/traced.py:_library",
+    "watching/intercept/traced.py:_hears",
 }
 
 

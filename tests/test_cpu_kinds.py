@@ -47,7 +47,7 @@ def test_the_marked_tests_pass_under_every_kind(kind):
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"ATEN_CPU_CAPABILITY": kind, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", RUN, kind, "tests/attention", "tests/lens"],
+        [sys.executable, "-c", RUN, kind, "tests/backends", "tests/lens"],
         cwd=ROOT,
         env=env,
         capture_output=True,

@@ -36,7 +36,7 @@ def python_blocks(text: str) -> Iterator[tuple[int, str]]:
 @pytest.fixture
 def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     """A module of its own for a page; what its recipes register is forgotten afterwards."""
-    from sightline.attention.choose import BACKENDS
+    from sightline.backends.choose import BACKENDS
     from sightline.lens.statistics import STATISTICS
     from sightline.models.families import FAMILIES
     from sightline.normalizers import NORMALIZERS

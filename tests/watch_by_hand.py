@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sightline.watch import watch
+from sightline.watching import watch
 
 DIM, HEADS, TIME = 16, 2, 7  # an odd length
 

@@ -1,12 +1,12 @@
 """Sightline: attention you can see through."""
 
 from sightline import caches, errors, lookup, models, nn, positions, steps
-from sightline.attention import Choice, attention, which_backend
+from sightline.backends import Choice, attention, which_backend
 from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
 from sightline.version import __version__ as __version__
-from sightline.watch import load, monitor, watch
+from sightline.watching import load, monitor, watch
 
 __all__ = [
     "Choice",

@@ -41,7 +41,7 @@ def test_a_model_that_is_not_installed_is_said_first(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sightline.models.builtin.Builtin.find", lambda self: None)
+    monkeypatch.setattr("sightline.models.checkpoints.builtin.Builtin.find", lambda self: None)
     code = sightline(*arguments)
     assert isinstance(code, str)
     assert "the model 'minilm' is not installed" in code

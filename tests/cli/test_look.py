@@ -16,7 +16,7 @@ from sightline.cli.account import account
 from sightline.cli.app import app
 from sightline.errors import InputError
 from sightline.explore.run import as_run
-from sightline.watch import load
+from sightline.watching import load
 
 SENTENCE = "The kids were scared of the lions, so they left right away."
 

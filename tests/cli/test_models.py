@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from model_files import llama_tensors, write_folder
 from sightline.cli import models as command
-from sightline.models import builtin, cache
-from sightline.models.builtin import BUILTINS, Builtin
+from sightline.models.checkpoints import builtin, copies
+from sightline.models.checkpoints.builtin import BUILTINS, Builtin
 
 runner = CliRunner()
 
@@ -57,7 +57,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_folder(folder, llama_tensors())
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "cache"))
-    sums = {name: cache.sha256(folder / name) for name in ("model.safetensors", "config.json")}
+    sums = {name: copies.sha256(folder / name) for name in ("model.safetensors", "config.json")}
     entry = Builtin("tiny", "tiny-weights", "tiny_weights", "model", "MIT", sums, copied=True)
     monkeypatch.setattr(builtin, "BUILTINS", {"tiny": entry})
     monkeypatch.setattr(command, "run", lambda name: f"ran {name}")
@@ -85,7 +85,7 @@ def test_check_fails_for_other_files(tiny: Path) -> None:
 
 def test_check_fails_for_a_damaged_copy(tiny: Path) -> None:
     builtin.open_builtin("tiny")
-    stored = cache.place("tiny", builtin.BUILTINS["tiny"].sum)
+    stored = copies.place("tiny", builtin.BUILTINS["tiny"].sum)
     with (stored / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from sightline.cli import app as cli
-from sightline.watch import watch
+from sightline.watching import watch
 
 
 @pytest.fixture(scope="module")

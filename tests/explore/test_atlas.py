@@ -15,7 +15,7 @@ from sightline.errors import InputError
 from sightline.explore import thumbs
 from sightline.explore.atlas import Atlas
 from sightline.explore.run import NotInRun, Run, as_run
-from sightline.watch import Seen
+from sightline.watching import Seen
 
 
 @pytest.fixture

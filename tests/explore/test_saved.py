@@ -11,7 +11,7 @@ import sightline as sl
 from sightline.errors import InputError
 from sightline.explore.run import runs_of
 from sightline.explore.saved import find, saved_runs
-from sightline.watch import Seen
+from sightline.watching import Seen
 
 
 @pytest.fixture(scope="module")

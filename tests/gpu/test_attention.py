@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.attention import reference
+from sightline.backends import reference
 
 CASES = {
     "plain": {},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.attention import reference
+from sightline.backends import reference
 from sightline.lens.declared import forget
 
 STATS = ("entropy", "max_score", "distance", "received", sl.Picture(37, 41), sl.Picture(cell=(32, 32), reduce="max"))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.nn.lean import Lean
+from sightline.nn.fast.encoder_layer import Lean
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 BOUND = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}

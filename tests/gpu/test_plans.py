@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sightline as sl
-from sightline.attention import plans
+from sightline.backends import plans
 
 
 @pytest.fixture(autouse=True)

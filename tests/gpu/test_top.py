@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.attention import reference
+from sightline.backends import reference
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CASES = {

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import watch_cases as tiny
-from sightline.watch import load, watch
+from sightline.watching import load, watch
 
 HEADS, DIM = 8, 64
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.attention.call import make_call
-from sightline.lens import compute, on_gpu
+from sightline.backends.call import make_call
+from sightline.lens import plan
+from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.levels import Levels
 from sightline.lens.rows import rows_only
 
@@ -20,10 +21,10 @@ def small_tiles(monkeypatch):
 
     if DEVICE == "cpu":
         monkeypatch.setattr(layout, "default_tiling", lambda *_: layout.Tiling(32, 32, 4, 1))
-    monkeypatch.setattr(on_gpu, "_PART", 8)
-    on_gpu._goes.cache_clear()
+    monkeypatch.setattr(gpu_plan, "_PART", 8)
+    gpu_plan._goes.cache_clear()
     yield
-    on_gpu._goes.cache_clear()
+    gpu_plan._goes.cache_clear()
 
 
 def randn(*size):
@@ -80,7 +81,7 @@ def test_every_order_of_memory(memory, shape):
 
 
 def test_pixels_of_many_columns_are_whole_numbers(monkeypatch):
-    monkeypatch.setattr(on_gpu, "_PARTS", 1)
+    monkeypatch.setattr(gpu_plan, "_PARTS", 1)
     wide = [sl.Picture(cell=(9, 200)), sl.Picture(cell=(40, 300), reduce="max")]
     agrees(randn(2, 1, 50, 16), randn(2, 1, 300, 16), requests=wide, mask=sl.causal())
 
@@ -91,9 +92,9 @@ def agrees(q, k, requests=(), **options):
     part = {"rows": slice(queries // 3, queries), "columns": slice(2, keys - 3)}
     pictures = requests or [sl.Picture(4, 5), sl.Picture(40, 50, reduce="max"), sl.Picture(cell=(7, 13), **part)]
     wanted = ["entropy", "max_score", "distance", "total", "received", sl.Top(2), *pictures]
-    levels, job = Levels(call, rows_only(call)), compute._plan(call, wanted)
-    found = on_gpu.run(levels, job)
+    levels, job = Levels(call, rows_only(call)), plan._plan(call, wanted)
+    found = gpu_plan.run(levels, job)
     assert found is not None
-    slow, fast = (compute._with_pictures(call, job, *both) for both in (compute._by_walk(levels, job), found))
+    slow, fast = (plan._with_pictures(call, job, *both) for both in (plan._by_walk(levels, job), found))
     for name in wanted:
         torch.testing.assert_close(fast[name], slow[name], rtol=2e-5, atol=2e-5, msg=str(name))

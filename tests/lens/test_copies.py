@@ -13,7 +13,7 @@ import torch
 import sightline as sl
 from cases import inputs
 from sightline.errors import InputTypeError
-from sightline.watch.mods import ModBias, ModMask, Stacked
+from sightline.masks.functions import ModBias, ModMask, Stacked
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda thing: pickle.loads(pickle.dumps(thing)),

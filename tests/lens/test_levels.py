@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sightline as sl
 from cases import SEEDS, generator
 from lens_cases import agrees_with_itself, gaps
-from sightline.lens import on_cpu
+from sightline.lens.cpu import plan as cpu_plan
 
 LEAST = torch.finfo(torch.float32).min
 # A small map (the walk), one for the CPU's sweep, and one for its compiled kernel.
@@ -58,7 +58,7 @@ def test_large_scores(factor: float, mask: sl.Mask | None, size: str) -> None:
     q, k = drawn(SIZES[size], factor)
     sight = sl.look(q, k, mask=mask)
     if size != "walk":
-        assert on_cpu.can(sight.call)
+        assert cpu_plan.can(sight.call)
     agrees_with_itself(sight, 5e-6 if factor < 1e4 else 1e-3)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import sightline as sl
 from cases import SEEDS, Drawn, Shape, generator, inputs, masks, shapes
 from lens_cases import gap, stretches
-from sightline.attention.call import make_call
+from sightline.backends.call import make_call
 from sightline.lens import geometry, pictures
 
 

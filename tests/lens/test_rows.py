@@ -11,7 +11,7 @@ from hypothesis import given, settings
 import sightline as sl
 from cases import DTYPES, Case, cases, inputs
 from lens_cases import gap, limit, whole_map
-from sightline.attention.call import make_call
+from sightline.backends.call import make_call
 from sightline.lens.levels import Levels
 from sightline.lens.rows import output_and_rows, rows_only
 from sightline.lens.sight import Sight

@@ -22,14 +22,14 @@ from lens_cases import gaps, whole_map
 from sightline.errors import InputError, InputTypeError, SightFileError
 from sightline.explore import measures
 from sightline.explore.atlas import Atlas
-from sightline.lens import compute, declared
-from sightline.lens.accumulators import RowSums
+from sightline.lens import declared, plan
 from sightline.lens.requests import names
 from sightline.lens.statistics import FUSED, STATISTICS, Cells, Rows, Statistic
-from sightline.lens.walk import walk
-from sightline.watch import account
-from sightline.watch.gather import Gather
-from sightline.watch.shares import SHARES
+from sightline.lens.tiles.accumulators import RowSums
+from sightline.lens.tiles.walk import walk
+from sightline.watching.record import account
+from sightline.watching.record.gather import Gather
+from sightline.watching.record.shares import SHARES
 from sightline.web.shapes import Cell as CellShape
 from sightline.web.shapes import Portraits
 
@@ -148,7 +148,7 @@ def test_what_the_fast_pass_does_not_know_goes_to_the_walk_beside_it(monkeypatch
         walks.append([type(one).__name__ for one in accumulators])
         walk(levels, accumulators, *args, **kwargs)
 
-    monkeypatch.setattr(compute, "walk", counting)
+    monkeypatch.setattr(plan, "walk", counting)
     one = case(301, 417, "causal")
     sl.look(one.q, one.k, stats=BESIDE, **one.options)
     assert walks == []
@@ -163,7 +163,7 @@ def test_kernels_are_asked_for_what_they_know(monkeypatch: pytest.MonkeyPatch) -
     """As on a GPU, with a stand-in for its kernels; what they leave out is one walk."""
     asked: list[set[str]] = []
     jobs: list[Any] = []
-    by_walk = compute._by_walk
+    by_walk = plan._by_walk
 
     def kernels(levels: Any, job: Any) -> Any:
         asked.append(set(job.rows))
@@ -173,10 +173,10 @@ def test_kernels_are_asked_for_what_they_know(monkeypatch: pytest.MonkeyPatch) -
         jobs.append((set(job.rows), list(job.tops), list(job.received), dict(job.grids)))
         return by_walk(levels, job)
 
-    monkeypatch.setattr(compute.on_gpu, "takes", lambda levels: True)
-    monkeypatch.setattr(compute.trial, "passed", lambda call, job, *_: job.rows <= FUSED)
-    monkeypatch.setattr(compute.on_gpu, "run", kernels)
-    monkeypatch.setattr(compute, "_by_walk", walking)
+    monkeypatch.setattr(plan.on_gpu, "takes", lambda levels: True)
+    monkeypatch.setattr(plan.trial, "passed", lambda call, job, *_: job.rows <= FUSED)
+    monkeypatch.setattr(plan.on_gpu, "run", kernels)
+    monkeypatch.setattr(plan, "_by_walk", walking)
     one = case(37, 53, "causal")
     sight = sl.look(one.q, one.k, stats=(NAME, *BESIDE), **one.options)
     assert asked == [{"entropy"}]

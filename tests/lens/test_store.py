@@ -146,7 +146,7 @@ def test_what_was_computed_is_not_computed_again(tmp_path: Path, monkeypatch: py
     q, k, _ = inputs(1)
     sight = sl.look(q, k, stats=("entropy", "distance", "max_score", "received", sl.Top(4), *PICTURES))
     loaded = there_and_back(sight, tmp_path)
-    monkeypatch.setattr("sightline.lens.compute.walk", lambda *_, **__: pytest.fail("walked"))
+    monkeypatch.setattr("sightline.lens.plan.walk", lambda *_, **__: pytest.fail("walked"))
     assert set(loaded.kept) == set(sight.kept)
     assert same(loaded.entropy, sight.entropy)
     assert same(loaded.top(4).keys, sight.top(4).keys)

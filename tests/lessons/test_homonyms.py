@@ -9,7 +9,7 @@ import torch
 from lesson_cases import fixed, give
 from sightline.lessons import Page
 from sightline.lessons.homonyms import SENTENCES
-from sightline.models.builtin import BUILTINS
+from sightline.models.checkpoints.builtin import BUILTINS
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 
 from lesson_cases import fixed, give, softmax
 from sightline.lessons import Page
-from sightline.models.builtin import BUILTINS
+from sightline.models.checkpoints.builtin import BUILTINS
 
 SENTENCE = "The kids were scared of the lions, so they left right away."
 

@@ -18,7 +18,7 @@ from sightline.explore.run import Run
 from sightline.lens.select import select
 from sightline.masks import MIXED
 from sightline.masks.base import Selected
-from sightline.watch import watch
+from sightline.watching import watch
 
 BATCH, HEADS, QUERIES, KEYS, DIM = (2, 3), 4, 37, 45, 8
 

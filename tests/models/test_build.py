@@ -10,7 +10,7 @@ import torch
 
 from model_cases import SMALL, Held, held, ids_of, theirs
 from sightline.models.build import build, family_of
-from sightline.models.checkpoint import CheckpointError
+from sightline.models.checkpoints.base import CheckpointError
 from sightline.models.families import FAMILIES
 
 LLAMA: dict[str, Any] = {**SMALL, "vocab_size": 50, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -183,7 +183,7 @@ def test_other_families_refuse_what_is_not_built(
     ],
 )
 def test_images_of_other_sizes_are_refused(change: dict[str, Any], text: str, tmp_path: Any) -> None:
-    from sightline.models.opening import open_checkpoint
+    from sightline.models.checkpoints.opening import open_checkpoint
 
     theirs("ViTModel", **SMALL, image_size=16, patch_size=4).save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)

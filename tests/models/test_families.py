@@ -75,7 +75,7 @@ def test_llama_with_the_keys_of_older_configs(old: dict[str, Any], tmp_path: Pat
     del config["rope_parameters"], config["head_dim"]
     (tmp_path / "config.json").write_text(json.dumps(config | old))
     from sightline.models.build import build
-    from sightline.models.opening import open_checkpoint
+    from sightline.models.checkpoints.opening import open_checkpoint
 
     ids = ids_of(2, 20)
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_gpt2_without_its_prefix_and_with_old_tables(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from sightline.models.build import build
-    from sightline.models.opening import open_checkpoint
+    from sightline.models.checkpoints.opening import open_checkpoint
 
     model, ids = theirs("GPT2LMHeadModel", **GPT2), ids_of(1, 9)
     model.config.save_pretrained(tmp_path)
@@ -206,7 +206,7 @@ def test_bert_with_the_names_of_early_checkpoints(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from sightline.models.build import build
-    from sightline.models.opening import open_checkpoint
+    from sightline.models.checkpoints.opening import open_checkpoint
 
     model, ids = theirs("BertModel", **BERT), ids_of(2, 9)
     model.config.save_pretrained(tmp_path)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sightline.explore.saved import MAPS, MEMBERS
-from sightline.watch import watch
+from sightline.watching import watch
 from sightline.web.serve import make_service
 from sightline.web.service import Service
 from web.conftest import Client

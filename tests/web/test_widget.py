@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, FloatRect, Locator
 import sightline as sl
 from sightline.errors import InputTypeError
 from sightline.explore.page import STATIC
-from sightline.watch import Seen
+from sightline.watching import Seen
 from sightline.web.widget import Carried, explorer
 
 

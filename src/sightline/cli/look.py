@@ -18,7 +18,7 @@ from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.report import report as report_page
 from sightline.explore.run import Run, as_run
 from sightline.files import write_whole
-from sightline.watch import load
+from sightline.watching import load
 
 EXAMPLE = "The kids were scared of the lions, so they left right away."
 LARGEST = 1_000_000

@@ -12,10 +12,10 @@ import typer
 
 from sightline import models as trained
 from sightline.errors import SightlineError
-from sightline.lens.limits import readable
-from sightline.models import builtin, cache
-from sightline.models.checkpoint import refused
-from sightline.models.formats import open_path
+from sightline.memory import readable
+from sightline.models.checkpoints import builtin, copies
+from sightline.models.checkpoints.base import refused
+from sightline.models.checkpoints.formats import open_path
 
 SENTENCE = "The kids were scared of the lions, so they left right away."
 
@@ -81,7 +81,7 @@ def about(entry: builtin.Builtin) -> dict[str, Any]:
     if path is None:
         return row
     row |= {"path": str(path), "bytes": _bytes(path if path.is_file() else path / "model.safetensors")}
-    copy = cache.find(entry.name, entry.sum) if entry.copied else None
+    copy = copies.find(entry.name, entry.sum) if entry.copied else None
     row["cache"] = None if copy is None else str(copy)
     try:
         checkpoint = open_path(path)
@@ -149,9 +149,9 @@ def files(entry: builtin.Builtin) -> list[str]:
             hint=f"{entry.install} --force-reinstall",
         )
     lines = [f"{len(entry.sums)} file{'s' * (len(entry.sums) > 1)} with the right sums in {path}"]
-    copy = cache.place(entry.name, entry.sum) if entry.copied else None
+    copy = copies.place(entry.name, entry.sum) if entry.copied else None
     if copy is not None and copy.exists():
-        wrong = cache.wrong_files(copy, entry.sum)
+        wrong = copies.wrong_files(copy, entry.sum)
         if wrong:
             raise refused(
                 f"the copy of {entry.name!r} in the cache is damaged",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sightline.errors import InputError
-from sightline.models.load import load
+from sightline.models.loading import load
 from sightline.steps import explain as steps_of
 from sightline.steps import explain_words
 from sightline.steps.html import check_target

@@ -18,12 +18,12 @@ import torch
 from sightline.errors import InputError
 from sightline.explore.reasons import left_out
 from sightline.models import load as load_model
-from sightline.models.builtin import BUILTINS
-from sightline.models.opening import open_checkpoint
+from sightline.models.checkpoints.builtin import BUILTINS
+from sightline.models.checkpoints.opening import open_checkpoint
 from sightline.nn import MultiHeadAttention
-from sightline.watch import Seen, watch
-from sightline.watch import load as load_run
-from sightline.watch.choose import LayerChoice
+from sightline.watching import Seen, watch
+from sightline.watching import load as load_run
+from sightline.watching.choose import LayerChoice
 
 # What the first view needs of every head; anything else is computed from q and k when it is asked for.
 STATS = ("entropy", "received", "overview", "overview_max", "shares")

@@ -18,7 +18,7 @@ from sightline.explore.head_view import HeadView
 from sightline.explore.labels import Labels
 from sightline.explore.overview import stored_levels
 from sightline.lens import Sight
-from sightline.watch import Seen
+from sightline.watching import Seen
 
 
 class NotInRun(InputError):

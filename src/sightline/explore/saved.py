@@ -11,8 +11,8 @@ from typing import Any
 from sightline.errors import InputError
 from sightline.explore.reasons import left_out, plain
 from sightline.explore.run import Run, as_run, runs_of
-from sightline.watch import Seen
-from sightline.watch import load as load_run
+from sightline.watching import Seen
+from sightline.watching import load as load_run
 
 INDEX = "index.json"
 # More than any run has: texts in a batch, maps (layers x heads), tokens, letters of a model's name.

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sightline.kernels.launch import kernel, launch, on_its_device
+from sightline.kernels.map_tile import HIDDEN, keys_of_block, logs
 from sightline.kernels.rules import Rules
-from sightline.kernels.tile import HIDDEN, keys_of_block, logs
 
 
 @kernel(unaligned=("SLOPES", "TABLE_PTR", "BIAS_PTR"))

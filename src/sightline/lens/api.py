@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.attention.call import make_call
+from sightline.backends.call import make_call
 from sightline.lens.requests import parse
 from sightline.lens.rows import output_and_rows, rows_only
 from sightline.lens.sight import Sight
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from sightline.attention.call import BiasLike, Call, MaskLike
+    from sightline.backends.call import BiasLike, Call, MaskLike
 
 
 def observe(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.attention.call import Call
+from sightline.backends.call import Call
 
 
 def alone(thing: Any) -> Any:

@@ -13,12 +13,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sightline.attention.call import make_call
+from sightline.backends.call import make_call
 from sightline.errors import InputError, InputTypeError
-from sightline.lens.accumulators import RowSums, Seen
 from sightline.lens.requests import OTHERS
 from sightline.lens.sight import Sight
 from sightline.lens.statistics import FUSED, LEAST, STATISTICS, Cells, Statistic, is_name
+from sightline.lens.tiles.accumulators import RowSums, Seen
 
 # What watched runs and the explorer call other numbers.
 TAKEN = (

@@ -17,7 +17,7 @@ from sightline.lens.unchanged import Unchanged
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
     from sightline.masks import Mask
 
 

@@ -14,19 +14,19 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.lens import geometry, pictures
-from sightline.lens.accumulators import Accumulator, Received, RowSums, Seen, Strongest
-from sightline.lens.compute import Weighted
+from sightline.lens.job import Weighted
 from sightline.lens.levels import level_of
 from sightline.lens.requests import Picture, Top
 from sightline.lens.sight import Sight
 from sightline.lens.statistics import NoScores
+from sightline.lens.tiles.accumulators import Accumulator, Received, RowSums, Seen, Strongest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from jaxtyping import Float
 
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
     from sightline.lens.requests import Request
 
 
@@ -45,7 +45,7 @@ class KeptSight(Sight):
     """A sight made of what a watched run kept.
 
     >>> import sightline as sl
-    >>> from sightline.watch import watch
+    >>> from sightline.watching import watch
     >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
     >>> x = torch.randn(1, 5, 16)
     >>> with watch(layer) as seen:
@@ -88,7 +88,7 @@ class KeptSight(Sight):
         """The exact weights of any rectangle of the map, if q and k were kept or the map is small.
 
         >>> import sightline as sl
-        >>> from sightline.watch import watch
+        >>> from sightline.watching import watch
         >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
         >>> x = torch.randn(1, 5, 16)
         >>> with watch(layer) as seen:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.attention.tiles import Columns, scaled_rows, score_tile
+from sightline.backends.tiles import Columns, scaled_rows, score_tile
 from sightline.masks import EMPTY, FULL, edges, spans
 
 if TYPE_CHECKING:
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
 
 # Beyond these a float32 (and what is made of it: scores, logarithms of base 2) is off by more than some millionths.
 # Half precision has weights that are off by thousandths.

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.lens.accumulators import pool
 from sightline.lens.geometry import Axis
 from sightline.lens.requests import Picture
+from sightline.lens.tiles.accumulators import pool
 from sightline.masks import EMPTY, MIXED
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
 
 # Cells of a mask that are looked at in one step.
 _CELLS = 1 << 20

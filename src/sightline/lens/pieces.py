@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.lens.accumulators import Accumulator, Pixels, Received, RowSums
 from sightline.lens.geometry import axis
 from sightline.lens.levels import level_of
 from sightline.lens.pictures import visible_cells
-from sightline.lens.walk import walk
+from sightline.lens.tiles.accumulators import Accumulator, Pixels, Received, RowSums
+from sightline.lens.tiles.walk import walk
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

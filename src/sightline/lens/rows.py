@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.attention import flex, sdpa, streaming
-from sightline.attention.api import run as run_backend
-from sightline.attention.choose import done
-from sightline.attention.tiles import row_numbers
+from sightline.backends import flex, sdpa, streaming
+from sightline.backends.api import run as run_backend
+from sightline.backends.choose import done
+from sightline.backends.tiles import row_numbers
 from sightline.lens.levels import without_sink
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
 
 
 def output_and_rows(call: Call, backend: str) -> tuple[Tensor, Float[Tensor, "*batch heads queries"]]:

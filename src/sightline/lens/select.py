@@ -13,7 +13,7 @@ from sightline.portable import one_member, some_heads
 from sightline.shapes import as_whole
 
 if TYPE_CHECKING:
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
 
 
 def select(

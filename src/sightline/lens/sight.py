@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.attention.tiles import Columns, scaled_rows, score_tile
+from sightline.backends.tiles import Columns, scaled_rows, score_tile
 from sightline.errors import InputError, InputTypeError
 from sightline.lens import geometry, store
-from sightline.lens.compute import Weighted, compute
 from sightline.lens.facts import Facts
-from sightline.lens.limits import require
+from sightline.lens.html import sight_html
+from sightline.lens.job import Weighted
+from sightline.lens.plan import compute
 from sightline.lens.requests import OTHERS, Picture, Request, Top, parse
 from sightline.lens.select import check_selection, select, select_kept
 from sightline.lens.statistics import STATISTICS, TOTAL
-from sightline.lens.walk import see
+from sightline.lens.tiles.walk import see
+from sightline.memory import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Float, Int
 
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
     from sightline.lens.levels import Levels
 
 
@@ -299,8 +301,6 @@ class Sight(Facts):
 
     def _repr_html_(self) -> str:
         """The maps of its heads, for a notebook."""
-        from sightline.lens.html import sight_html
-
         return sight_html(self)
 
     def _resolved(self, picture: Picture) -> Picture:

@@ -20,7 +20,7 @@ from sightline.errors import InputError
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from sightline.lens.accumulators import Seen
+    from sightline.lens.tiles.accumulators import Seen
 
 # Stands for the logarithm of 0: in sums of w log w a hidden cell is 0 times a large number, not 0 times -inf.
 LEAST = -1e30
@@ -269,7 +269,7 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and len(name) <= 64 and name.isascii() and name.isidentifier() and name[0] != "_"
 
 
-# Those that kernels add up too, in one reading with all else (`on_cpu.py`, `on_gpu.py`).
+# Those that kernels add up too, in one reading with all else (`cpu/plan.py`, `gpu/plan.py`).
 
 
 def _times_log(cells: Cells) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sightline import normalizers
-from sightline.attention.call import Call, check_bias, check_number, check_sinks, check_softcap
+from sightline.backends.call import Call, check_bias, check_number, check_sinks, check_softcap
 from sightline.errors import SightFileError
 from sightline.files import write_whole
 from sightline.lens.described import (

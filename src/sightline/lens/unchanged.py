@@ -16,7 +16,7 @@ from torch import Tensor
 from sightline.errors import InputError
 
 if TYPE_CHECKING:
-    from sightline.attention.call import Call
+    from sightline.backends.call import Call
     from sightline.portable import Portable
 
 

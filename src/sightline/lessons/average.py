@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sightline.attention import attention, reference
+from sightline.backends import attention, reference
 from sightline.lessons.page import Page
 from sightline.masks import causal
 from sightline.steps import embed_words, explain

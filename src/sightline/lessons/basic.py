@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sightline.attention import attention
+from sightline.backends import attention
 from sightline.lessons.page import Page
 from sightline.steps import explain
 

@@ -27,7 +27,7 @@ from sightline.lessons.page import Page
 from sightline.masks import padding
 from sightline.nn import Transformer
 from sightline.positions import Sinusoidal
-from sightline.watch import watch
+from sightline.watching import watch
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

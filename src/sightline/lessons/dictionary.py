@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sightline import lookup
-from sightline.attention import attention
+from sightline.backends import attention
 from sightline.lessons.page import Page
 from sightline.steps import explain, explain_lookup, explain_record
 

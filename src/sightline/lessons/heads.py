@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from sightline import plots
-from sightline.attention import attention
+from sightline.backends import attention
 from sightline.errors import MissingExtraError
 from sightline.lessons.page import Page
-from sightline.models.load import load
+from sightline.models.loading import load
 from sightline.nn import MultiHeadAttention
 from sightline.steps import embed_words, explain
 

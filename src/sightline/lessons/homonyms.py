@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.lessons.page import Page
-from sightline.models.load import load
+from sightline.models.loading import load
 
 TITLE = "Homonyms: one word, two vectors"
 SOURCES = ("S3.5",)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sightline import plots
 from sightline.lessons.page import Page
-from sightline.models.load import load
+from sightline.models.loading import load
 from sightline.steps import explain
 
 TITLE = "The kids, the lions, and they"

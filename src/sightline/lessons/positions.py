@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sightline import plots
-from sightline.attention import attention, reference
+from sightline.backends import attention, reference
 from sightline.lessons.page import Page
 from sightline.positions import Grid, LatLon, Rotary, Sinusoidal, alibi
 from sightline.steps import embed_words, explain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sightline.attention import attention
+from sightline.backends import attention
 from sightline.lessons.page import Page
 from sightline.steps import explain_words
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sightline.attention import attention, reference
+from sightline.backends import attention, reference
 from sightline.lessons.page import Page
 from sightline.steps import explain
 

@@ -5,20 +5,19 @@ dtypes, and each tensor when it is asked for.
 
 | to find | look in |
 | --- | --- |
-| folders with safetensors | `folder.py`, `safetensors_files.py` |
-| GGUF files | `gguf_header.py`, `gguf_config.py`, `gguf_numbers.py`, `gguf_tokenizer.py`, `gguf_file.py` |
-| what configs must keep to | `config.py` |
-| `minilm` and `smollm2` | `builtin.py`, `cache.py` |
-| which of these is meant | `formats.py` (a path), `opening.py` (a name or a path) |
+| from a name or a folder to a model | `loading.py`, `build.py` |
+| a family, by the names of its tensors | `families/` |
+| what is on disk: folders, GGUF files, `minilm` and `smollm2` | `checkpoints/` |
+| models of text, of images, and their sights | `text/`, `image_encoder.py`, `sights.py` |
 """
 
-from sightline.models.checkpoint import Checkpoint, CheckpointError, SpecialTokens
+from sightline.models.checkpoints.base import Checkpoint, CheckpointError, SpecialTokens
+from sightline.models.checkpoints.opening import open_checkpoint
 from sightline.models.image_encoder import ImageEncoder
-from sightline.models.language_model import LanguageModel
-from sightline.models.load import load
-from sightline.models.opening import open_checkpoint
+from sightline.models.loading import load
 from sightline.models.sights import Sights
-from sightline.models.text_encoder import TextEncoder
+from sightline.models.text.encoder import TextEncoder
+from sightline.models.text.language_model import LanguageModel
 
 __all__ = [
     "load",

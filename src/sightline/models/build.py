@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sightline.models.checkpoint import Checkpoint, refused
+from sightline.models.checkpoints.base import Checkpoint, refused
 from sightline.models.families import FAMILIES
 from sightline.models.families.base import Family, Source
 from sightline.models.families.settings import Settings
-from sightline.models.layout import memory_for
+from sightline.nn.fast.layout import memory_for
 
 
 def build(

@@ -22,7 +22,7 @@ from sightline.positions.base import whole
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.attention.call import BiasLike, MaskLike
+    from sightline.backends.call import BiasLike, MaskLike
     from sightline.positions import Alibi
 
 CAUSAL = causal()

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from sightline import normalizers
 from sightline.masks import as_mask, causal
-from sightline.nn.attends import Attends
 from sightline.nn.checks import check_sequence, share
+from sightline.nn.observe.attends import Attends
 from sightline.positions.base import whole
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.attention.call import MaskLike
+    from sightline.backends.call import MaskLike
 
 
 class AttentionHead(Attends):

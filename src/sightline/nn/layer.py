@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from sightline.errors import InputTypeError
 from sightline.masks import Mask, as_mask
 from sightline.nn.checks import share
+from sightline.nn.fast.encoder_layer import Lean
 from sightline.nn.feedforward import FeedForward
-from sightline.nn.lean import Lean
 from sightline.nn.multihead import MultiHeadAttention
 from sightline.nn.norms import make_norm
 from sightline.nn.observe import Observable
 
 if TYPE_CHECKING:
-    from sightline.attention.call import MaskLike
+    from sightline.backends.call import MaskLike
     from sightline.positions import Alibi
 
 

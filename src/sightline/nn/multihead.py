@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from sightline import normalizers
 from sightline.biases import Bias
 from sightline.errors import InputError, InputTypeError
-from sightline.nn.attends import Attends
 from sightline.nn.cache import KVCache
 from sightline.nn.checks import acts_on, check_positions_fit, check_sequence, share
+from sightline.nn.fast.side_by_side import Affine, Joined, lay_side_by_side
 from sightline.nn.from_torch import build, read_attention
 from sightline.nn.intact import TakesCache
-from sightline.nn.joined import Affine, Joined, lay_side_by_side
 from sightline.nn.memory import Source
 from sightline.nn.observe import is_observed, reads_cache
+from sightline.nn.observe.attends import Attends
 from sightline.positions import Alibi
 from sightline.positions.base import whole
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.attention.call import BiasLike, MaskLike
+    from sightline.backends.call import BiasLike, MaskLike
 
 Memory: TypeAlias = Tensor | tuple[Tensor, Tensor] | None
 

@@ -15,7 +15,7 @@ from sightline.nn.observe import Observable
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.attention.call import MaskLike
+    from sightline.backends.call import MaskLike
     from sightline.masks import Mask
     from sightline.positions import Alibi
 

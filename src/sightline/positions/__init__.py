@@ -14,10 +14,10 @@ nothing more. Each scheme here breaks that symmetry in its own place.
 All but `alibi` are called the same way: `scheme(x, at=None)`, where `at` says the positions.
 """
 
-from sightline.positions.alibi import Alibi, alibi
 from sightline.positions.grid import Grid
 from sightline.positions.latlon import LatLon
 from sightline.positions.learned import Learned
+from sightline.positions.linear_bias import Alibi, alibi
 from sightline.positions.rotary import Rotary
 from sightline.positions.sinusoidal import Sinusoidal
 

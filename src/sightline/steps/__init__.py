@@ -4,7 +4,7 @@
 computed a second time for show. `explain_lookup` and `explain_record` do the same for the dictionary of `sl.lookup`.
 """
 
-from sightline.steps.explain import explain
+from sightline.steps.explaining import explain
 from sightline.steps.lookup import explain_lookup, explain_record
 from sightline.steps.steps import Steps
 from sightline.steps.table import Line, Table

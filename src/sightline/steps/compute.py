@@ -1,6 +1,6 @@
 """One attention call, opened up: the numbers between q, k, v and the output, for any band of queries.
 
-Nothing is computed a second time for show: scores come from the definition (`attention/reference.py`), weights from
+Nothing is computed a second time for show: scores come from the definition (`backends/reference.py`), weights from
 the sight of the call, and the output is what `sl.attention` gave. Of a long input only the rows that are looked at
 are computed, each by a call of its own with that row of the mask and of the bias.
 """
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from sightline.attention import attention, reference
-from sightline.attention.call import make_call
-from sightline.attention.tiles import bias_tile
+from sightline.backends import attention, reference
+from sightline.backends.call import make_call
+from sightline.backends.tiles import bias_tile
 from sightline.errors import InputError
 from sightline.lens import look
 from sightline.masks import dense

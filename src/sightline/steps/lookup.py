@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline import lookup
-from sightline.attention import reference
+from sightline.backends import reference
 from sightline.steps.compute import Column, scale_text
 from sightline.steps.labels import read_labels
 from sightline.steps.steps import Steps

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sightline.attention import attention
+from sightline.backends import attention
 from sightline.errors import InputError, InputTypeError
 from sightline.steps.compute import Attended
 from sightline.steps.labels import read_labels

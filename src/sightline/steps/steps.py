@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.lens.limits import require
+from sightline.memory import require
 from sightline.positions.base import whole
 from sightline.steps import labels as words
 from sightline.steps.compute import BAND, Computation

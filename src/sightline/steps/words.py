@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, InputTypeError
-from sightline.steps.explain import explain
+from sightline.steps.explaining import explain
 from sightline.steps.steps import Steps
 
 # Words of an example: a longer text is not worked through.

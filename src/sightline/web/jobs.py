@@ -21,8 +21,8 @@ from sightline.errors import SightlineError
 from sightline.explore.model_runs import Models, Report, RunRequest, watched
 from sightline.explore.reasons import told
 from sightline.explore.run import Run, as_run
-from sightline.watch import Seen
-from sightline.watch import load as load_run
+from sightline.watching import Seen
+from sightline.watching import load as load_run
 from sightline.web.problems import Problem, from_error
 
 log = logging.getLogger("sightline.web")

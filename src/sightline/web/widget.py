@@ -15,7 +15,7 @@ from typing import Any
 from sightline.errors import InputTypeError, missing
 from sightline.explore.page import STATIC
 from sightline.explore.run import runs_of
-from sightline.watch import Seen
+from sightline.watching import Seen
 
 try:
     import anywidget

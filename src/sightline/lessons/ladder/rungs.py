@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sightline.attention import attention
+from sightline.backends import attention
 from sightline.masks import causal
 from sightline.nn import AttentionHead, Decoder, FeedForward, MultiHeadAttention
 from sightline.positions import Rotary

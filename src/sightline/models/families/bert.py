@@ -10,8 +10,8 @@ from torch import nn
 
 from sightline.models.families.base import Family, Source
 from sightline.models.families.settings import Settings
-from sightline.models.pooling import read_pooling
-from sightline.models.text_encoder import TextEncoder, TokenEmbedding
+from sightline.models.text.encoder import TextEncoder, TokenEmbedding
+from sightline.models.text.pooling import read_pooling
 from sightline.nn import Encoder
 from sightline.positions import Learned
 

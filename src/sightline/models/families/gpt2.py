@@ -6,7 +6,7 @@ from torch import nn
 
 from sightline.models.families.base import Family, Source
 from sightline.models.families.settings import Settings
-from sightline.models.language_model import LanguageModel
+from sightline.models.text.language_model import LanguageModel
 from sightline.nn import Decoder
 from sightline.nn.decoder import DecoderLayer
 from sightline.positions import Learned

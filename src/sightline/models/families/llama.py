@@ -13,7 +13,7 @@ from torch import nn
 from sightline.masks import Mask, causal, window
 from sightline.models.families.base import Family, Source, set_biases
 from sightline.models.families.settings import Settings
-from sightline.models.language_model import LanguageModel
+from sightline.models.text.language_model import LanguageModel
 from sightline.nn import Decoder
 from sightline.positions import Rotary
 

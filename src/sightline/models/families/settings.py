@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sightline.models.checkpoint import Checkpoint, CheckpointError, refused
+from sightline.models.checkpoints.base import Checkpoint, CheckpointError, refused
 
 Choice = TypeVar("Choice")
 

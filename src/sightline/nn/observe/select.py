@@ -15,7 +15,7 @@ from sightline.errors import InputError, InputTypeError
 from sightline.nn.observe.tap import Tap
 
 if TYPE_CHECKING:
-    from sightline.nn.attends import Attends
+    from sightline.nn.observe.attends import Attends
 
 Layers: TypeAlias = "int | str | slice | Callable[[str], bool] | Iterable[int | str] | None"
 

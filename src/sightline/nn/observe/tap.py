@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline import lens
-from sightline.attention.streaming import transformed
+from sightline.backends.streaming import transformed
 from sightline.nn.observe.listener import is_for_gradients
 
 STATS = ("entropy", "max_score", "received")

@@ -1,0 +1,138 @@
+"""From a set of requests to one pass over the map: by the Triton kernel where it can, else by the walk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sightline.lens import geometry, pictures
+from sightline.lens.cpu import plan as cpu_plan
+from sightline.lens.gpu import plan as gpu_plan
+from sightline.lens.gpu import trial
+from sightline.lens.job import Job, Weighted
+from sightline.lens.requests import Picture, Request, Top
+from sightline.lens.statistics import FUSED, STATISTICS
+from sightline.lens.tiles.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
+from sightline.lens.tiles.walk import walk
+from sightline.memory import require
+
+if TYPE_CHECKING:
+    from sightline.backends.call import Call
+    from sightline.lens.levels import Levels
+
+
+def compute(levels: Levels, requests: list[Request | Weighted]) -> dict[Any, Any]:
+    """The results of all requests, by one pass over the map."""
+    call = levels.call
+    if torch.is_autocast_enabled(call.device.type):
+        with torch.autocast(call.device.type, enabled=False):
+            return compute(levels, requests)
+    with torch.no_grad():
+        job = _plan(call, requests)
+        found, grids = _pass(levels, job)
+        return _with_pictures(call, job, found, grids)
+
+
+def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tuple, Tensor]) -> dict[Any, Any]:
+    """All results, with the pictures that are not finished yet made from their pixels."""
+    unfinished = [picture for picture in job.pictures if picture not in found]
+    shared = Counter(map(pictures.grid_key, unfinished))
+    for picture in unfinished:
+        key = pictures.grid_key(picture)
+        grid = grids[key].clone() if shared[key] > 1 else grids[key]
+        found[picture] = pictures.finish(call, picture, grid, *job.grids[key])
+    return found
+
+
+def _pass(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    """By the fastest pass there is; what it does not know goes to the walk beside it."""
+    known = job if job.rows <= FUSED else job._replace(rows=job.rows & FUSED)
+    both = _fused(levels, known) if known is job or any(known) else None
+    if both is None:
+        return _by_walk(levels, job)
+    found, grids = both
+    rows, tops = job.rows - known.rows, [top for top in job.tops if top not in found]
+    if rows or tops:
+        found |= _by_walk(levels, Job(rows, [], tops, {}, []))[0]
+    return found, grids
+
+
+def _fused(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] | None:
+    """By kernels, or by the sweep of a CPU; None if neither can do such a call. Some strongest keys may be missing."""
+    call = levels.call
+    both = None
+    if gpu_plan.takes(levels) and trial.passed(call, job, gpu_plan.run, _by_walk):
+        both = gpu_plan.run(levels, job)
+    if both is None and cpu_plan.can(call) and not levels.coarse:
+        both = cpu_plan.run(levels, job, *_rectangle(call, job))
+    return both
+
+
+def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
+    s = call.sizes
+    maps = torch.Size(s.batch).numel() * s.heads
+    job = Job(set(), [], [], {}, [])
+    for request in requests:
+        if isinstance(request, Picture):
+            vertical, horizontal = geometry.axes(request, s.queries, s.keys)
+            pixels = maps * (request.size[0] * request.size[1] if request.size else vertical.bins * horizontal.bins)
+            require(
+                "this picture", 2 * pixels * call.compute_dtype.itemsize, call.device, "a smaller size, or larger cells"
+            )
+            job.grids[pictures.grid_key(request)] = (vertical, horizontal)
+            job.pictures.append(request)
+        elif isinstance(request, Top):
+            n = min(request.n, s.keys)
+            require(
+                f"top({request.n})",
+                maps * s.queries * (request.n + 2 * n) * (8 + call.compute_dtype.itemsize),
+                call.device,
+                "fewer keys per query, or tile() for a part of the map",
+            )
+            job.tops.append(request)
+        elif isinstance(request, str) and request in STATISTICS:
+            job.rows.add(request)
+        else:
+            job.received.append(request)
+    return job
+
+
+def _by_walk(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    call = levels.call
+    parts: dict[Any, Accumulator] = {}
+    if job.rows:
+        parts["rows"] = RowSums(call, job.rows)
+    for request in job.received:
+        parts[request] = Received(call, request.weights if isinstance(request, Weighted) else None)
+    for top in job.tops:
+        parts[top] = Strongest(call, top.n)
+    for key, (vertical, horizontal) in job.grids.items():
+        parts[key] = Pixels(call, vertical, horizontal, largest=key[-1])
+    walk(levels, list(parts.values()), *_rectangle(call, job), align=_alignment(job))
+    found: dict[Any, Any] = {}
+    grids = {key: parts.pop(key).result() for key in job.grids}
+    for key, part in parts.items():
+        if key == "rows":
+            found.update(part.result())  # type: ignore[call-overload]
+        else:
+            found[key] = part.result()
+    return found, grids  # type: ignore[return-value]
+
+
+def _rectangle(call: Call, job: Job) -> tuple[slice, slice]:
+    """The part of the map the pass must see: all of it, unless only pictures of a part are asked for."""
+    if job.rows or job.received or job.tops or not job.grids:
+        return slice(0, call.sizes.queries), slice(0, call.sizes.keys)
+    vertical, horizontal = zip(*job.grids.values(), strict=True)
+    rows, columns = (slice(min(a.start for a in axes), max(a.stop for a in axes)) for axes in (vertical, horizontal))
+    return rows, columns
+
+
+def _alignment(job: Job) -> tuple[int, int]:
+    """Cells per pixel of the one picture whose pixels are all of one size, so that tiles hold whole pixels."""
+    for vertical, horizontal in job.grids.values():
+        return max(vertical.regular, 1), max(horizontal.regular, 1)
+    return 1, 1

@@ -1,0 +1,188 @@
+"""The function mode: it sees every call of torch's attention functions, and of Sightline's own, in its thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
+from torch.nn import Parameter
+
+from sightline import caches
+from sightline.backends.api import attention
+from sightline.nn.observe.listener import Listener
+from sightline.watching.intercept import active, fast_path, torch_calls
+from sightline.watching.intercept.caller import in_compiled_function, running
+from sightline.watching.intercept.flex import flex
+from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING, Trace
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sightline.watching.intercept.mask_tables import Tables
+    from sightline.watching.watcher import Watcher
+
+Handler = Callable[[Any, tuple, dict, "Audience"], Any]
+
+
+class Audience:
+    """A call's module, and the watches that hear of it: those that want its account, and those that only count."""
+
+    def __init__(self, module: nn.Module, hearing: list[tuple[Watcher, str]]) -> None:
+        self.module, self.hearing = module, hearing
+        self.wanting = [(watcher, name) for watcher, name in hearing if watcher.wants(name)]
+
+    @property
+    def name(self) -> str:
+        return self.hearing[0][1]
+
+    @property
+    def compact(self) -> bool:
+        """Whether one of them chose Sightline's attention in place of what writes queries x keys."""
+        return any(watcher.compact for watcher, _ in self.wanting)
+
+    @property
+    def lenient(self) -> bool:
+        """Whether none of them would rather have an error than no account."""
+        return all(getattr(watcher, "lenient", False) for watcher, _ in self.wanting)
+
+    @property
+    def tables(self) -> Tables:
+        return self.hearing[0][0].tables
+
+    def note(self, first_query: int, end_key: int) -> None:
+        """Tell those that do not want the account that there was a call."""
+        for watcher, name in self.hearing:
+            if (watcher, name) not in self.wanting:
+                watcher.note(name, first_query, end_key)
+
+    def miss(self, why: str, first_query: int, end_key: int) -> None:
+        """A call that ran as it is, and of which there is no account."""
+        for watcher, name in self.hearing:
+            watcher.note(name, first_query, end_key)
+        for watcher, name in self.wanting:
+            watcher.seen._unseen[name] = why
+
+    def goes_on(self, q: Tensor, k: Tensor, lse: Tensor | None, scale: float | None) -> bool:
+        """Take in a step of a generation that is as the one before it: then there is nothing to find out."""
+        if lse is None or len(self.hearing) != 1 or not self.wanting:
+            return False
+        watcher, name = self.wanting[0]
+        return watcher.goes_on(name, q, k, lse, scale)
+
+    def record(self, looked: Any) -> None:
+        self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
+        for watcher, name in self.wanting:
+            watcher.record(self.module, name, looked)
+
+
+def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
+    """Who hears of an attention call that is made now; None if nobody watches the module that makes it.
+
+    While gradients are computed, layers may run again (checkpointing): they were seen before, so nobody hears of it,
+    except with `again`.
+    """
+    watches = active.watches()
+    if not watches or (torch._C._current_graph_task_id() != -1 and not again):
+        return None
+    module = module or active.known_module()
+    if module is None:
+        everything: dict[int, str] = {}
+        for watcher in watches:
+            everything.update(watcher.names)
+        module = running(everything)
+    if module is None:
+        return None
+    if func is torch._transformer_encoder_layer_fwd:
+        module = fast_path.attends_by(module)
+    hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
+    return Audience(module, hearing) if hearing else None
+
+
+class WatchMode(Listener):
+    """Hands attention calls of watched models to their handlers, and lets everything else pass."""
+
+    is_watch = True
+    handlers: ClassVar[Mapping[Any, Handler]] = {
+        F.scaled_dot_product_attention: torch_calls.sdpa,
+        F.multi_head_attention_forward: torch_calls.multi_head,
+        attention: torch_calls.own,
+        flex_operator: flex,
+        torch._transformer_encoder_layer_fwd: fast_path.layer,
+        torch._native_multi_head_attention: fast_path.heads,
+    }
+
+    def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.trace = Trace(buffers)  # of attention that no handler sees
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        # Nearly all calls end here: a look-up, and nothing to be done.
+        care = _CARE.get(func)
+        if care is None:
+            care = _care(func)
+        idle = care is NONE
+        if not idle and not self.trace.marks:
+            idle = care is MARKS or (care is FIRST and bool(args) and self._new(args[0]))
+        if idle:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        handler = self.handlers.get(func)
+        if handler is None:
+            follow = FOLLOW.get(func)
+            found = func(*args, **kwargs) if follow is None else follow(self.trace, func, args, kwargs)
+            if func in _COPIES and args:
+                for watcher in active.watches():
+                    watcher.tables.follow(args[0], found)
+            elif args and _writes(func) and torch.is_inference_mode_enabled():
+                # Elsewhere a tensor counts by itself how often it was changed.
+                for watcher in active.watches():
+                    watcher.tables.forget(args[0])
+            return found
+        who = active.known_audience() or audience(func=func)
+        if who is None:
+            return func(*args, **kwargs)
+        if active.known_module() is None:
+            for watcher, _ in who.hearing:
+                watcher.listening.always = True
+        # On a GPU FlexAttention runs compiled, whoever compiled it.
+        if active.UNCOMPILED.on and in_compiled_function() and not (handler is flex and args[0].is_cuda):
+            for watcher, name in who.hearing:
+                watcher.seen._unseen[name] = "attends in a compiled function, which ran uncompiled to be seen"
+        return self.hear(handler, func, args, kwargs, who)
+
+    def hear(self, handler: Handler, func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
+        """An attention call that somebody wants to know of."""
+        return handler(func, args, kwargs, who)
+
+    def _new(self, x: Any) -> bool:
+        """Whether something is neither a parameter nor a buffer."""
+        return type(x) is not Parameter and id(x) not in self.trace.fixed
+
+
+def _care(func: Any) -> str:
+    """What has to be looked at in a call of a function, found out once for each."""
+    if func in WatchMode.handlers or func in _COPIES or _writes(func):
+        care = ALL
+    else:
+        follow = FOLLOW.get(func)
+        care = NONE if follow is None else MARKS if func in RESTING else FIRST if follow is FOLLOWS_FIRST else ALL
+    if len(_CARE) < _MOST:
+        _CARE[func] = care
+    return care
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function changes its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and (not name.startswith("__") or name == "__setitem__" or name.startswith("__i"))
+
+
+# Nothing; only that no tensor has a mark; that, and that the first argument is no parameter; everything.
+NONE, MARKS, FIRST, ALL = "none", "marks", "first", "all"
+# Functions that are known at most: some are made anew for each call.
+_MOST = 4096
+_CARE: dict[Any, str] = caches.held("watching.functions", {}, _MOST)
+_COPIES = {torch.Tensor.contiguous, torch.Tensor.clone}

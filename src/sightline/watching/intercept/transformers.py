@@ -1,0 +1,328 @@
+"""transformers' models: their attention functions and masks are looked up through two tables, which are asked here.
+
+While a watch is on, a look-up by a thread that watches gives a function that tells the watch. Configurations, models
+and the tables themselves stay as they are; other threads get what they always got. After the last watch the look-up is
+transformers' own again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline import caches
+from sightline.masks import Band, Mask, causal, padding
+from sightline.watching.intercept import active, traced, verify
+from sightline.watching.intercept.caller import running
+from sightline.watching.intercept.flex import read_block_mask
+from sightline.watching.intercept.function_mode import Audience, audience
+from sightline.watching.intercept.mask_tables import read
+from sightline.watching.intercept.torch_calls import compact, look, position
+from sightline.watching.intercept.transformers_masks import LazyMask, Span, read_span, read_used
+
+if TYPE_CHECKING:
+    from sightline.backends.call import BiasLike
+
+
+class Interface(active.Shared):
+    """The look-up of attention functions and mask functions, while somebody watches."""
+
+    def install(self, stack: ExitStack) -> None:
+        modeling, masking = (sys.modules.get(f"transformers.{name}") for name in ("modeling_utils", "masking_utils"))
+        if modeling is None or masking is None:
+            return  # no model of transformers without these
+        functions, masks = modeling.AttentionInterface, masking.AttentionMaskInterface
+        lazy = frozenset(getattr(masking, name, None) for name in ("sdpa_mask", "eager_mask")) - {None}
+        find, get = getattr(functions, "get_interface", None), functions.__getitem__
+        find_watched, get_watched, get_mask_watched = _standing_in(find, get, masks.__getitem__, lazy)
+        for owner, attribute, function in (
+            (functions, "get_interface", find_watched),
+            (functions, "__getitem__", get_watched),
+            (masks, "__getitem__", get_mask_watched),
+        ):
+            if hasattr(owner, attribute):
+                _put(stack, owner, attribute, function)
+
+
+@caches.memo("watching.standing_in", 8)
+def _standing_in(find: Any, get: Any, get_mask: Any, lazy: frozenset) -> tuple[Callable, Callable, Callable]:
+    """What stands in for the look-ups: the same functions every time, so that what was compiled with them stays."""
+
+    def find_watched(self: Any, name: str, default: Callable) -> Callable:
+        return _attending(find(self, name, default), name)
+
+    @functools.wraps(get)
+    def get_watched(self: Any, name: str) -> Callable:
+        return _attending(get(self, name), name)
+
+    @functools.wraps(get_mask)
+    def get_mask_watched(self: Any, name: str) -> Callable:
+        return _masking(get_mask(self, name), lazy)
+
+    return find_watched, get_watched, get_mask_watched
+
+
+INTERFACE = Interface()
+
+
+def _put(stack: ExitStack, owner: type, attribute: str, function: Callable) -> None:
+    own = attribute in vars(owner)
+    before = vars(owner).get(attribute)
+    if attribute == "__getitem__":
+        _look_up_always(getattr(owner, attribute))
+        _look_up_always(function)
+    setattr(owner, attribute, function)
+    stack.callback(setattr, owner, attribute, before) if own else stack.callback(delattr, owner, attribute)
+
+
+def _look_up_always(function: Any) -> None:
+    """Have Python find this function in its class at every call.
+
+    Python 3.13 remembers a class's `__getitem__` for all that call it, without a reference, and forgets it when the
+    class changes; but only the first thousand times. Then it would go on with the one before, in a watch or after it,
+    even freed. A function that was assigned its code, be it the same, is not remembered, and is otherwise as it was.
+    """
+    if sys.version_info[:2] == (3, 13) and isinstance(function, FunctionType):
+        function.__code__ = function.__code__
+
+
+def halves(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+    """The encoder and the decoder of a transformers model that has both; `generate` runs the encoder by itself."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None, None
+    found = [getattr(model, name, None) for name in ("get_encoder", "get_decoder")]
+    both = [get() if callable(get) else None for get in found]
+    encoder, decoder = (half if isinstance(half, nn.Module) and half is not model else None for half in both)
+    return encoder, decoder
+
+
+class Attending:
+    """An attention function of transformers, and what a watch makes of its calls."""
+
+    def __init__(self, function: Callable, name: str) -> None:
+        self.function, self.name = function, name
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        who = audience(module)
+        lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
+        if who is None:
+            if lazy is not None and (before := audience(module, again=True)) is not None and self._compact(before):
+                # What checkpointing runs again for its gradients is what it ran before.
+                scale, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
+                again = compact(None, query, key, value, lazy, scale, dropout, **_options(kwargs))
+                return again.transpose(1, 2).contiguous(), None
+            mask = attention_mask if lazy is None else lazy.written()
+            return self.function(module, query, key, value, mask, *args, **kwargs)
+        if not who.wanting:
+            keys, first = key.shape[-2], None
+            known = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
+            if known is not None:
+                keys, first = known.span.first_key + known.span.keys, known.span.first_query
+            who.note(position(who, query.shape[-2], keys, None, first), keys)
+            with active.quiet(compiled=self._is_flex):
+                mask = attention_mask if lazy is None else lazy.written()
+                return self.function(module, query, key, value, mask, *args, **kwargs)
+        options = _options(kwargs)
+        if self._compact(who) and (lazy is not None or (self.name == "eager" and attention_mask is None)):
+            out = compact(who, query, key, value, lazy, kwargs.get("scaling"), kwargs.get("dropout", 0.0), **options)
+            return out.transpose(1, 2).contiguous(), None
+        if self._is_sdpa:
+            # It ends in F.scaled_dot_product_attention, which is seen there, on its own kernel.
+            mask = attention_mask if lazy is None else lazy.written()
+            own = getattr(self.function, "__module__", "").startswith("transformers.")
+            rule = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
+            with active.named(module, key if own else None, None if rule is None else rule.span, who), active.awake():
+                return self.function(module, query, key, value, mask, *args, **kwargs)
+        return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
+
+    def _beside(
+        self,
+        who: Audience,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        args: tuple,
+        kwargs: dict,
+        options: dict,
+    ) -> Any:
+        """The model's own function, and the account of what it must have done."""
+        lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
+        known = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
+        with active.quiet(compiled=self._is_flex):
+            given = attention_mask if lazy is None else lazy.written()
+            result = self.function(module, query, key, value, given, *args, **kwargs)
+        try:
+            self._account(who, module, query, key, value, given, known, args, kwargs, options, result)
+        except Exception as error:  # what only counts does not end a training
+            if not who.lenient:
+                raise
+            who.miss(f"no account of it: {error}".splitlines()[0], -1, key.shape[-2])
+        return result
+
+    def _account(
+        self,
+        who: Audience,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        given: Any,
+        known: Any,
+        args: tuple,
+        kwargs: dict,
+        options: dict,
+        result: Any,
+    ) -> None:
+        k, v = key, value
+        bias = options.pop("bias", None)
+        mask: Mask | None
+        if known is not None:
+            mask, span = known.mask, known.span
+            k, v = k[..., : span.keys, :], v[..., : span.keys, :]
+            bias = None if bias is None else bias[..., : span.keys]
+            first, first_key = position(who, span.queries, span.keys, None, span.first_query), span.first_key
+        else:
+            mask, more, is_causal = self._read(module, query, key, given, kwargs)
+            bias = more if bias is None else bias if more is None else bias + more
+            first, first_key = position(who, query.shape[-2], key.shape[-2], is_causal, None), 0
+        looked = look(query, k, v, mask, bias, kwargs.get("scaling"), first, first_key, **options)
+        why, trusted = None, verify.is_known(self.function)
+        if (not trusted or self.name == "eager") and verify.is_due(who, trusted):
+            again = partial(self.function, module, query, key, value, given, *args, **kwargs)
+            why = verify.doubt(looked, v, again, result, kwargs.get("dropout", 0.0), trusted)
+        verify.record(who, looked, why)
+
+    def _compact(self, who: Audience) -> bool:
+        """Whether Sightline's attention takes the place of this function, by the user's choice."""
+        return who.compact and (self._is_sdpa or self.name == "eager")
+
+    @property
+    def _is_sdpa(self) -> bool:
+        return getattr(self.function, "__name__", "") == "sdpa_attention_forward" and verify.is_known(self.function)
+
+    @property
+    def _is_flex(self) -> bool:
+        return "flex" in getattr(self.function, "__name__", "")
+
+    def _read(
+        self, module: nn.Module, query: Tensor, key: Tensor, given: Any, kwargs: dict
+    ) -> tuple[Mask | None, BiasLike, bool | None]:
+        """The mask, a bias, and whether it is causal, of a function that is not torch's SDPA, as its kind means it."""
+        batch, heads, queries, _ = query.shape
+        keys = key.shape[-2]
+        if isinstance(given, Tensor) and given.dim() == 4:
+            table = read(given[..., :keys], (batch, heads, queries, keys))
+            return table.mask, table.bias, None
+        if given is not None and hasattr(given, "mask_mod"):
+            return read_block_mask(given.as_tuple(), batch, heads, query.device), None, None
+        if self.name == "eager" or self._is_flex:
+            return None, None, False
+        # The flash kernels: causal by the module's word, aligned at the end, with padding as [batch, keys].
+        said = kwargs.get("is_causal")
+        is_causal = bool(getattr(module, "is_causal", True) if said is None else said)
+        window = kwargs.get("sliding_window")
+        mask: Mask | None = None
+        if is_causal:
+            mask = causal() if window is None or window > keys else Band(int(window) - 1, 0)
+        if isinstance(given, Tensor) and given.dim() == 2:
+            marks = padding(given[:, -keys:].bool())
+            mask = marks if mask is None else mask & marks
+        return mask, None, is_causal
+
+
+def _options(kwargs: dict) -> dict[str, Any]:
+    """What transformers' attention functions take beyond the usual, in Sightline's words."""
+    found = {"softcap": kwargs.get("softcap"), "sinks": kwargs.get("s_aux"), "bias": kwargs.get("position_bias")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _attending(function: Callable, name: str) -> Callable:
+    """The function as it is, or one that tells the watches of this thread."""
+    if torch.compiler.is_compiling():
+        return traced.attending(function, name)
+    if not active.watches() or isinstance(function, Attending):
+        return function
+    return Attending(function, name)
+
+
+def _masking(function: Callable, lazy: frozenset) -> Callable:
+    """The mask function as it is, or one that says by which rule, for the models that this thread watches.
+
+    Its table is the model's own. Where a watch is compact, none is written until somebody needs it.
+    """
+    if torch.compiler.is_compiling():
+        return function
+    if function not in lazy or not active.watches():
+        return function
+    names: dict[int, str] = {}
+    for watcher in active.watches():
+        names.update(watcher.names)
+    module = running(names)
+    watchers = [watcher for watcher in active.watches() if module is not None and watcher.name_of(module) is not None]
+    if not watchers:
+        return function
+
+    @functools.wraps(function)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        arguments = _named(function, args, kwargs)
+        span = read_span(arguments)
+        if not any(watcher.compact for watcher in watchers):
+            table = function(*args, **kwargs)
+            if isinstance(table, Tensor) and table.dim() == 4:
+                with torch.no_grad():
+                    mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
+                    for watcher in watchers:
+                        watcher.tables.tell(table, mask, used)
+            return table
+        mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
+        if _is_plain(arguments, mask, used, span, function):
+            return None
+        dtype = torch.bool if function.__name__ == "sdpa_mask" else arguments.get("dtype", torch.float32)
+        skips = {name: False for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip") if name in kwargs}
+        # A static cache counts in a tensor, and goes on counting before the table is made.
+        now = [x.clone() if isinstance(x, Tensor) and x.dim() < 2 else x for x in args]
+        named = {n: x.clone() if isinstance(x, Tensor) and x.dim() < 2 else x for n, x in kwargs.items()} | skips
+        return LazyMask.of(mask, used, span.keys, lambda: function(*now, **named), dtype)
+
+    return rule
+
+
+def _is_plain(arguments: dict, mask: Mask | None, used: Span, span: Span, function: Callable) -> bool:
+    """Whether transformers itself makes no mask here, because its SDPA function needs none."""
+    if arguments.get("allow_is_bidirectional_skip") and mask is None:
+        return True
+    if function.__name__ != "sdpa_mask" or not arguments.get("allow_is_causal_skip", True):
+        return False
+    band = None if mask is None else mask.band
+    whole = band is not None and band.right == 0 and (band.left is None or band.left >= used.keys)
+    return whole and (used.queries == used.keys or used.queries == 1) and used.keys == span.keys
+
+
+_signature = caches.memo("watching.signatures", 64)(inspect.signature)
+
+
+def _named(function: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    bound = _signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    return arguments | arguments.pop("kwargs", {})

@@ -1,0 +1,341 @@
+"""Attention that was not caught, noticed by its trace: a softmax between two matrix products.
+
+The function mode hands over the few functions that scores and weights pass through. A product of two computed tensors
+is marked, the mark follows it to a softmax, and the weights from there to the next product. A product with a parameter
+is a projection, or a router's or a classifier's scores: it gets no mark. Neither does torch.nn.functional.linear, so a
+model that calls attention functions has no marks, and pays one look-up in a dictionary for each call of torch.
+
+Over which axis the softmax goes is nobody's business here: where channels attend to channels, it is said too.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from sightline.errors import explain
+from sightline.watching.intercept import active, scripted
+from sightline.watching.intercept.caller import common, running
+
+if TYPE_CHECKING:
+    from sightline.watching.watcher import Watcher
+
+BY_HAND = "its attention is written by hand: a softmax between two matrix products"
+SAMPLED = "its attention is written by hand: a softmax weighs sampled points"
+AROUND = "its attention is written by hand: a softmax weighs what lies around each point"
+# Stands for the index of a layer that is none of those that are counted.
+_UNCOUNTED = 1 << 40
+
+
+class Mark(NamedTuple):
+    """What a tensor is on the way through attention, and the module that a softmax ran in."""
+
+    # "parameter" or "buffer"; "product", or "features" if one side is a buffer; "weights" (a softmax of these) or
+    # "soft" (of anything else); "sampled" (values at points) or "around" (values of neighbours)
+    kind: str
+    module: nn.Module | None = None
+
+
+class Trace:
+    """The marks of the tensors that are alive; one for each watch.
+
+    What is made of parameters and buffers alone is marked apart: while nothing else is, there is nothing to follow.
+    """
+
+    def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
+        self.marks: dict[int, tuple[weakref.ref, Mark]] = {}
+        self.fixed: dict[int, tuple[weakref.ref, Mark]] = {}
+        self.shape: torch.Size | None = None  # of the last product
+        mark_buffers(self, buffers)
+
+    def get(self, x: Any) -> Mark | None:
+        if type(x) is Parameter:
+            return _PARAMETER
+        found = self.marks.get(id(x)) or self.fixed.get(id(x))
+        return found[1] if found is not None and found[0]() is x else None
+
+    def put(self, result: Any, mark: Mark) -> None:
+        marks = self.fixed if mark in (_PARAMETER, _BUFFER) else self.marks
+        for x in _tensors((result,)):
+            marks[id(x)] = (weakref.ref(x, partial(_gone, marks, id(x))), mark)
+
+    def forget(self, x: Any) -> None:
+        self.marks.pop(id(x), None)
+        self.fixed.pop(id(x), None)
+
+
+_PARAMETER, _BUFFER = Mark("parameter"), Mark("buffer")
+
+
+def mark_buffers(trace: Trace, buffers: Iterable[Tensor]) -> None:
+    """Of one more model."""
+    for buffer in buffers:
+        trace.put(buffer, _BUFFER)
+
+
+def _gone(marks: dict, key: int, ref: weakref.ref) -> None:
+    if key in marks and marks[key][0] is ref:
+        del marks[key]
+
+
+def miss(watcher: Watcher, name: str, reason: str) -> None:
+    """A module attended and was not caught: a watch that chose it says so. The first reason counts."""
+    if watcher.layers(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
+        watcher.seen._unseen.setdefault(name, reason)
+
+
+def drop(watcher: Watcher, name: str, reason: str) -> None:
+    """What was seen of a layer is not to be believed: it is taken away, and is unseen from now on."""
+    miss(watcher, name, reason)
+    for full in [full for full in watcher.seen._layers if full.split("#")[0] == name]:
+        del watcher.seen._layers[full]
+        if watcher.writer is not None:
+            watcher.writer.drop(full)
+
+
+def say(unseen: dict[str, str], stacklevel: int) -> None:
+    """One warning that names all that was not seen."""
+    if unseen:
+        names = list(unseen)
+        reasons = list(dict.fromkeys(unseen.values()))
+        warnings.warn(
+            explain(
+                f"{len(unseen)} {'module' if len(unseen) == 1 else 'modules'} attended without being seen",
+                expected="torch's or transformers' attention functions, which can be seen",
+                got=f"{some(names)} ({'; '.join(reasons[:3])}{'; …' if len(reasons) > 3 else ''})",
+                hint="seen.unseen says which and why; F.scaled_dot_product_attention and sl.attention can be seen",
+            ),
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def some(names: list[str], most: int = 8) -> str:
+    """A few names of a list.
+
+    >>> some(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+# What each function does to marks.
+
+
+def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Scores, if two computed tensors are multiplied; attention, if one of them is a softmax of such scores."""
+    result = func(*args, **kwargs)
+    operands = list(_tensors((*args, *kwargs.values())))
+    if func in _ADDING:
+        operands = operands[1:]
+    marks = [trace.get(x) for x in operands]
+    kinds = [_kind(mark) for mark in marks]
+    computed = [i for i, kind in enumerate(kinds) if kind != "parameter"]
+    trace.forget(result)
+    if len(computed) > 1:
+        weights = [mark for mark in marks if mark is not None and mark.kind == "weights"]
+        if weights:
+            _attended(BY_HAND, weights[0].module)
+        elif "soft" in kinds and "around" in kinds:
+            _attended(AROUND)
+        else:
+            trace.put(result, Mark("features" if "buffer" in kinds else "product"))
+            trace.shape = result.shape
+    elif computed and (mark := marks[computed[0]]) is not None:
+        x = operands[computed[0]]
+        if x.dim() > 3 and result.shape[-2:] == x.shape[-2:]:  # heads that are mixed by parameters
+            trace.put(result, mark)
+    return result
+
+
+def _mixed(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """A linear map or a convolution: it may mix the heads of scores; all else are new features."""
+    result = func(*args, **kwargs)
+    mark = trace.get(_first(args, kwargs)) if trace.marks else None
+    weight = args[1] if len(args) > 1 else kwargs.get("weight")
+    if mark is not None and isinstance(weight, Tensor) and _first(args, kwargs).dim() > 3:
+        square = weight.shape[0] == weight.shape[1] and weight.numel() == weight.shape[0] ** 2
+        if square:
+            trace.put(result, mark)
+    return result
+
+
+def _softmax(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    x = _first(args, kwargs)
+    mark = trace.get(x) if trace.marks else None
+    if mark is None and isinstance(x, Tensor) and x.shape == trace.shape and scripted.stands_between():
+        mark = Mark("product")
+    result = func(*args, **kwargs)
+    if mark is None or mark.kind not in ("product", "features"):
+        trace.put(result, Mark("soft"))
+    elif (module := _module()) is not None:
+        trace.put(result, Mark("weights", module))
+    return result
+
+
+def _exponential(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """A softmax that is written out; of a product with a buffer they are the random features of linear attention."""
+    mark = trace.get(_first(args, kwargs)) if trace.marks else None
+    result = func(*args, **kwargs)
+    if mark is not None and mark.kind == "product" and (module := _module()) is not None:
+        trace.put(result, Mark("weights", module))
+    return result
+
+
+def _sample(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    result = func(*args, **kwargs)
+    trace.put(result, Mark("around" if func is F.unfold else "sampled"))
+    return result
+
+
+def _same(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The same numbers in another shape or precision, some of them, or others of the same meaning."""
+    x = _first(args, kwargs)
+    if not trace.marks and type(x) is not Parameter and id(x) not in trace.fixed:
+        return func(*args, **kwargs)
+    mark = trace.get(x)
+    result = func(*args, **kwargs)
+    if mark is not None and result is not x:
+        trace.put(result, mark)
+    return result
+
+
+def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Several tensors become one, element by element or side by side."""
+    if not trace.marks:
+        if func in _INTO:
+            trace.forget(_first(args, kwargs))  # a buffer that is written to is a cache
+        return func(*args, **kwargs)
+    operands = list(_tensors((*args, *kwargs.values())))
+    marks = [trace.get(x) for x in operands]
+    kinds = [_kind(mark) for mark in marks]
+    result = func(*args, **kwargs)
+    into = operands[0] if func in _INTO and operands else result
+    if "sampled" in kinds and func in _TIMES and ("soft" in kinds or "weights" in kinds):
+        _attended(SAMPLED)
+        trace.forget(into)
+        return result
+    if func in _INTO:
+        trace.forget(into)
+    for kind in ("weights", "product", "features", "sampled", "around", "soft"):
+        if kind in kinds:
+            i = kinds.index(kind)
+            mark = marks[i]
+            assert mark is not None
+            others = [x for j, x in enumerate(operands) if kinds[j] != kind and x is not operands[i]]
+            if kind == "weights" and func in _BY_ELEMENT and not _still_weights(operands[i], others, result):
+                trace.forget(into)
+            else:
+                trace.put(into, mark)
+            break
+    return result
+
+
+def _still_weights(weights: Tensor, others: list[Tensor], result: Any) -> bool:
+    """Whether weights met no more than a mask, a bias or a factor; with features of their own size they are a gate."""
+    if not isinstance(result, Tensor) or result.numel() != weights.numel():
+        return False
+    return all(x.numel() < weights.numel() or _is_mask(x) for x in others)
+
+
+def _is_mask(x: Tensor) -> bool:
+    """Whether a tensor holds one number beside 0, as a mask or what dropout multiplies by."""
+    if x.dtype == torch.bool or not x.numel():
+        return True
+    return bool(((x == 0) | (x == x.max())).all())
+
+
+def _kind(mark: Mark | None) -> str | None:
+    return None if mark is None else mark.kind
+
+
+def _module() -> nn.Module | None:
+    """The watched module that is running; None while a watch makes its account, or gradients are computed."""
+    watches = active.watches()
+    if not watches or torch._C._current_graph_task_id() != -1:
+        return None
+    names: dict[int, str] = {}
+    for watcher in watches:
+        names.update(watcher.names)
+    return running(names)
+
+
+def _attended(reason: str, softmax: nn.Module | None = None) -> None:
+    """Tell the watches: the module is the innermost one that holds both the softmax and what follows it.
+
+    The reason comes first: a frame whose first argument is a module is taken for a method of it.
+    """
+    module = _module()
+    if module is None:
+        return
+    for watcher in active.watches():
+        name = watcher.name_of(module)
+        other = name if softmax is None else watcher.name_of(softmax)
+        if name is not None and other is not None:
+            miss(watcher, common(name, other, watcher.names), reason)
+
+
+def _first(args: tuple, kwargs: dict) -> Any:
+    return args[0] if args else kwargs.get("input", kwargs.get("self"))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for x in values:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from _tensors(x)
+
+
+# The functions, by the names that torch has for them as functions and as methods.
+
+_OWNERS = (torch, torch.Tensor, F, torch.special, torch._C._nn)
+_PRODUCTS = "matmul __matmul__ __rmatmul__ mm bmm mv inner einsum tensordot baddbmm baddbmm_ addmm addbmm cdist"
+_SAME = """
+    view view_as reshape reshape_as flatten unflatten ravel transpose permute swapaxes swapdims movedim moveaxis t
+    adjoint squeeze unsqueeze expand expand_as broadcast_to contiguous clone detach to type type_as float half
+    bfloat16 double cpu cuda __getitem__ narrow select index_select gather take_along_dim chunk split tensor_split
+    unbind repeat tile repeat_interleave roll flip pad as_strided unfold diagonal dropout dropout_ dropout1d dropout2d
+    alpha_dropout clamp clamp_ clip clip_ clamp_min clamp_min_ clamp_max clamp_max_ tanh tanh_ nan_to_num nan_to_num_
+    masked_fill masked_fill_ tril triu neg relu pow __pow__ square sqrt abs log_softmax
+"""
+_MEET = "add add_ __radd__ sub sub_ subtract rsub __rsub__ mul mul_ multiply __rmul__ div div_ divide true_divide where"
+_JOINED = "cat concat concatenate stack hstack vstack maximum minimum addcmul lerp masked_scatter scatter index_copy"
+_WRITING = "__setitem__ copy_ scatter_ index_copy_ masked_scatter_"
+
+Follow = Callable[[Trace, Any, tuple, dict], Any]
+
+
+def _named(names: str) -> set[Any]:
+    found = {getattr(owner, name) for owner in _OWNERS for name in names.split() if hasattr(owner, name)}
+    return {function for function in found if callable(function)}
+
+
+_ADDING = _named("baddbmm baddbmm_ addmm addbmm")
+_TIMES = _named("mul mul_ multiply __rmul__")
+_BY_ELEMENT = _named(_MEET)
+_INTO = _named(_WRITING)
+_VIEWS = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH")}
+_GROUPS: list[tuple[set[Any], Follow]] = [
+    (_named(_SAME) | _VIEWS, _same),
+    (_named(f"{_MEET} {_JOINED} {_WRITING}"), _joined),
+    (_named(_PRODUCTS), _product),
+    (_named("softmax softmin gumbel_softmax"), _softmax),
+    (_named("exp exp_ exp2"), _exponential),
+    (_named("linear conv1d conv2d"), _mixed),
+    ({F.grid_sample, F.unfold}, _sample),
+]
+FOLLOW: dict[Any, Follow] = {function: follow for functions, follow in _GROUPS for function in functions}
+# Of these nothing follows while no tensor has a mark: the mode calls them at once, which a small model would notice.
+RESTING = {function for function, follow in FOLLOW.items() if follow in (_joined, _mixed, _exponential)} - _INTO
+# And these look for a parameter or a buffer then.
+FOLLOWS_FIRST = _same

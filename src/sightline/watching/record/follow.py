@@ -1,0 +1,197 @@
+"""Whether the steps of a generation belong together: they do while the cached keys stay where they were.
+
+Beam search moves sequences to other rows between steps, assisted decoding takes tokens back. The rows that were seen
+are then of other sequences, or of tokens that are no more. Nothing of the model is asked: each key that was seen is
+remembered by one number, and compared when it comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sightline.watching.intercept.caller import inside
+from sightline.watching.record.layer import Layer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from sightline.watching.record.folder import Writer
+    from sightline.watching.record.gather import Gather
+    from sightline.watching.seen import Seen
+    from sightline.watching.tokens import Reader
+
+# What transformers calls its ways to generate that move or take back what is in the cache.
+BEAMS = "beam search"
+_SEARCHES = {"_beam_search": BEAMS, "_assisted_decoding": "assisted decoding"}
+
+MOVED = "its cache was reordered or changed between two steps"
+CROPPED = "its cache was cropped between two steps"
+APART = "its steps do not join"
+BATCH = "the number of sequences changed between two steps"
+
+
+def search() -> str | None:
+    """The search of transformers that is under way, if it does more than add tokens."""
+    return next((what for name, what in _SEARCHES.items() if inside(name, "transformers")), None)
+
+
+@torch.no_grad()
+def marks(k: Float[Tensor, "batch heads keys dim"]) -> Int[Tensor, "batch keys"]:
+    """One number for each key, of all its bits: the same key has the same, whatever stands around it.
+
+    >>> k = torch.randn(2, 3, 5, 8)
+    >>> torch.equal(marks(k)[:, :4], marks(k[:, :, :4].clone()))
+    True
+    >>> torch.equal(marks(k), marks(k.flip(0)))
+    False
+    """
+    size = k.element_size()
+    # Several numbers are added up as one where they fill 8 bytes: their sums lie side by side.
+    together = 8 // size if k.shape[-1] * size % 8 == 0 else 1
+    if k.stride(-1) != 1 or any(step % together for step in (*k.stride()[:-1], k.storage_offset())):
+        k = k.contiguous()
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size * together]
+    return k.view(whole).sum((1, 3), dtype=torch.int64)
+
+
+class Follow:
+    """The marks of each layer's keys, and whether some have changed in this pass."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[int, Tensor]] = {}  # of each layer: its first key, and the marks from there on
+        self.changed: list[Tensor] = []
+
+    def step(self, name: str, k: Tensor, first_key: int, cross: bool) -> None:
+        """Take in the keys of a call; what was there before is compared, and the answer is left for `moved`."""
+        self.take(name, marks(k), first_key, cross)
+
+    def take(self, name: str, new: Int[Tensor, "batch keys"], first_key: int, cross: bool) -> None:
+        """Take in the marks of a call's keys."""
+        changed = self.changes(name, new, first_key, cross)
+        if changed is not None:
+            self.changed.append(changed)
+        self.known[name] = first_key, new
+
+    def changes(self, name: str, new: Int[Tensor, "batch keys"], first_key: int, cross: bool = False) -> Tensor | None:
+        """Whether keys are not what they were; None if nothing is known of them."""
+        if name not in self.known:
+            return None
+        first, old = self.known[name]
+        start = max(first, first_key)  # a window has let the first keys go
+        old, again = old[:, start - first :], new[:, start - first_key :]
+        if again.shape[1] < old.shape[1] or (cross and again.shape != old.shape):
+            return torch.ones((), dtype=torch.bool, device=new.device)
+        return (again[:, : old.shape[1]] != old).any()
+
+    def moved(self) -> bool:
+        """Whether keys changed since this was asked last; on a GPU it waits for the pass."""
+        changed, self.changed = self.changed, []
+        return bool(torch.stack([x.cpu() for x in changed]).any()) if changed else False
+
+    def restart(self) -> None:
+        self.known, self.changed = {}, []
+
+
+class Following:
+    """The part of a watch that says whether its run is still one, and what is left if not."""
+
+    passes: int
+    continues: bool
+    seen: Seen
+    reader: Reader
+    writer: Writer | None
+    gather: Gather
+    _restart: Callable[[], None]
+
+    def begin_following(self) -> None:
+        self.follow, self.search = Follow(), search()
+        self.lost: str | None = None  # why the run is not followed any more
+        self.said: set[str] = set()
+        self.read: Tensor | None = None  # the ids when this pass began
+        self.tokens: dict[int, int] = {}  # how many they were, for each pass
+
+    def _follow_pass(self) -> None:
+        self.search, self.read = search(), self.reader.ids
+        self.tokens[self.passes] = 0 if self.read is None else self.read.shape[-1]
+
+    def _follow_anew(self) -> None:
+        """A new run: what was said of the one before is of no interest."""
+        for name in self.said:
+            self.seen._unseen.pop(name, None)
+        self.said.clear()
+        self.lost = None
+        self.follow.restart()
+
+    def _is_followed(self, full: str, batch: tuple[int, ...]) -> bool:
+        layer = self.seen._layers.get(full)
+        if self.lost is None and isinstance(layer, Layer) and layer.parts[-1].call.sizes.batch != batch:
+            self._lose(self.passes, BATCH)
+        if self.lost is not None:
+            self._say_unseen(full, self.lost)
+        return full not in self.said
+
+    def _joins(self, full: str, first_query: int, end_key: int) -> None:
+        """Whether a call goes on where the passes before ended, takes something back, or is of another run."""
+        if 0 < first_query == end_key:
+            if self.search == BEAMS:
+                self._lose(self.passes, MOVED)
+            self.continues = self.lost is None
+        elif self.continues:
+            if first_query > end_key:
+                self._say_unseen(full, APART)
+        elif first_query > 0 and self.search:
+            self._lose(self._turn_beyond(first_query), CROPPED if first_query < end_key else APART)
+        elif 0 < first_query < end_key and self._has_parts_before(turn := self._turn_beyond(first_query)):
+            self._lose(turn, CROPPED)
+        else:
+            self._restart()
+
+    def _followed(self) -> list[Layer]:
+        return [layer for layer in self.seen._layers.values() if isinstance(layer, Layer)]
+
+    def _turn_beyond(self, key: int) -> int:
+        """The first pass that reached beyond a key: it is in doubt if the run goes on from there."""
+        parts = [part for layer in self._followed() if layer.kind == "self" for part in layer.parts]
+        return min([self.passes, *(part.turn for part in parts if part.end_key > key)])
+
+    def _has_parts_before(self, turn: int) -> bool:
+        return any(layer.parts[0].turn < turn for layer in self._followed())
+
+    def _start_of(self, turn: int) -> int:
+        """The pass from which on all that was accounted for together with this one goes: a sum is not taken apart."""
+        parts = [part for layer in self._followed() for part in layer.parts]
+        while (first := min((part.turn for part in parts if part.turn < turn <= part.last), default=turn)) < turn:
+            turn = first
+        return turn
+
+    def _settle(self) -> None:
+        """A pass is over: were the keys in its caches those that had been seen?"""
+        self.gather.end_pass()
+        if self.follow.moved() and self.lost is None:
+            self._lose(self.passes, MOVED)
+
+    def _lose(self, turn: int, why: str) -> None:
+        """Stop following the run: what was seen before this pass still holds and stays, the rest goes."""
+        self.lost = why
+        turn = self._start_of(turn)
+        self.reader.back(self.read, self.tokens.get(turn, 0))
+        for layer in self._followed():
+            if layer.parts[-1].last >= turn:
+                if not layer.back(turn):
+                    self._drop(layer.name)
+                self._say_unseen(layer.name, why)
+
+    def _drop(self, name: str) -> None:
+        del self.seen._layers[name]
+        if self.writer is not None:
+            self.writer.drop(name)
+
+    def _say_unseen(self, name: str, why: str) -> None:
+        layer = self.seen._layers.get(name)
+        left = f"only its first {layer.queries} queries" if isinstance(layer, Layer) else "nothing"
+        self.said.add(name)
+        self.seen._unseen.setdefault(name, f"{f'{self.search}: ' if self.search else ''}{why}; {left} can be seen")

@@ -1,0 +1,373 @@
+"""One watch: what it is told of attention calls becomes the layers of a `Seen`."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import InputError, explain
+from sightline.lens.select import select
+from sightline.watching.choose import HeadChoice, LayerChoice
+from sightline.watching.intercept import active, compiled, scripted, unseen
+from sightline.watching.intercept import transformers as hf
+from sightline.watching.intercept.caller import inner
+from sightline.watching.intercept.fast_path import is_plain_layer
+from sightline.watching.intercept.function_mode import WatchMode
+from sightline.watching.intercept.listen import Listening
+from sightline.watching.intercept.looked import Looked
+from sightline.watching.intercept.mask_tables import Tables
+from sightline.watching.record.about import about
+from sightline.watching.record.account import Wanted, account, cells_for
+from sightline.watching.record.batches import Waiting, aside
+from sightline.watching.record.chosen_keys import repeats
+from sightline.watching.record.folder import Writer
+from sightline.watching.record.follow import Following
+from sightline.watching.record.gather import Gather
+from sightline.watching.record.layer import Layer, Part
+from sightline.watching.record.shares import Place
+from sightline.watching.record.to_cpu import Shipper
+from sightline.watching.seen import Seen
+from sightline.watching.tokens import Reader
+
+if TYPE_CHECKING:
+    from sightline.backends.call import Call
+    from sightline.masks import Mask
+
+
+class Watcher(Following):
+    """Between entering and leaving the block: hooks, hears, and gives back what it took."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: dict[int, str],
+        layers: LayerChoice,
+        heads: HeadChoice,
+        wanted: Wanted,
+        keep: bool,
+        folder: Path | None,
+        reader: Reader,
+        compact: bool,
+    ) -> None:
+        self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
+        self.keep, self.compact, self.reader = keep, compact, reader
+        self.names = names
+        self.encoder, self.decoder = hf.halves(inner(model))
+        self.seen = Seen(meta=about(model), reader=reader)
+        self.thread = threading.get_ident()
+        self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
+        self.ship, self.tables = Shipper(), Tables()
+        self.moved: dict[int, tuple[Any, Any]] = {}  # masks and biases of this pass, and their copies on the CPU
+        self.own: dict[int, tuple[Any, Any]] = {}  # masks of this pass, and copies that nobody writes into
+        self.stack = ExitStack()
+        self.passes = self.depth = 0
+        self.order: dict[str, int] = {}
+        self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
+        self.counts: dict[str, int] = {}  # calls of each module in this pass
+        self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
+        self.continues = self.warned = self.used = False
+        self.begin_following()
+        self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
+        self.gather = Gather(self)
+        self.listening = Listening(WatchMode(), inner(model), names)
+
+    def __enter__(self) -> Seen:
+        if self.used:
+            raise InputError(
+                "a watch is for one block",
+                expected="a new one for every block",
+                got="the same once more",
+                hint="with sl.watch(model) as seen: …",
+            )
+        self.used = True
+        self.thread = threading.get_ident()
+        if self.writer is not None:
+            self.writer.begin()  # a folder that cannot be is said before anything is touched
+        with ExitStack() as stack:
+            stack.enter_context(active.UNCOMPILED)
+            stack.enter_context(hf.INTERFACE)
+            stack.enter_context(active.BLIND)
+            base = inner(self.model)
+            every = list(base.modules())
+            regions = compiled.find(every if base is self.model else list(self.model.modules()))
+            stack.enter_context(compiled.standing_in(regions))
+            inside = {id(part) for region in regions for part in region.parts()}
+            self.hook(stack, [module for module in every if id(module) not in inside])
+            scripted.listen(stack, every, self._scripted)
+            active.push(self)
+            stack.callback(active.drop, self)
+            self.listening.mode = WatchMode(self.model.buffers())
+            stack.enter_context(self.listening.mode)
+            stack.callback(self.listening.ends, self.seen)
+            self.stack = stack.pop_all()
+        return self.seen
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._settle()
+        self.gather.flush()
+        self._let_go(self.layers)
+        self.stack.close()
+        self.ship.close()
+        self.tables.clear()
+        self.moved, self.own = {}, {}
+        self.reader.arrive()
+        self.listening.learn(self.seen, kind is None)
+        if self.writer is not None:
+            self.writer.finish(complete=kind is None)
+        if kind is None:
+            self._say_if_nothing()
+
+    def _say_if_nothing(self) -> None:
+        idle = self.layers.idle(list(dict.fromkeys([*self.order, *self.seen.unseen])))
+        unseen.say(self.seen.unseen, stacklevel=3)
+        if (self.seen.layers or self.seen.unseen) and not idle:
+            if not self.seen.layers:
+                self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
+            return
+        if self.order:
+            text = explain(
+                f"sl.watch chose no layer (layers={idle})" if idle else f"sl.watch chose no layer ({self.layers})",
+                expected="one of the layers that ran",
+                got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
+                hint="layers=None for all",
+            )
+        else:
+            text = explain(
+                "sl.watch saw no attention",
+                expected=f"{type(self.model).__name__} to run in this block, in this thread, and to call torch's or "
+                "transformers' attention functions",
+                got="no pass of the model" if not self.passes else "a pass without such a call",
+                hint="attention written out by hand (matmul and softmax) cannot be seen: use "
+                "F.scaled_dot_product_attention, or sl.observe",
+            )
+        if not self.seen.layers:
+            self.seen._empty = text
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+    # What happens in the model.
+
+    def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
+        """Hear of the modules that a pass may begin in: the model, and those of these that hold others.
+
+        Torch's own encoder layers are left out, with all that is in them: a hook would turn their fast path off. So is
+        what torch.jit made, which takes none.
+        """
+        root = inner(self.model)
+        plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
+        self.hookless |= {self.names[part] for part in plain}
+        for module in modules:
+            if id(module) in plain or scripted.is_scripted(module):
+                continue
+            if module is root or module._modules:
+                stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
+
+    def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        self.depth += 1
+        if self.depth == 1:
+            self._begins()
+        if module is self.encoder:
+            self.reader.encodes(args, kwargs)
+        elif module is self.decoder or (self.depth == 1 and self.decoder is None):
+            self.reader.begins(args, kwargs)
+        if self.depth == 1 and not self.tables.changing:
+            self.listening.begins(self, module, args, kwargs)
+
+    def leaves(self, *_: object) -> None:
+        if threading.get_ident() == self.thread:
+            self.depth = max(self.depth - 1, 0)
+            if not self.depth:
+                self.listening.ends(self.seen)
+                self._settle()
+
+    def _scripted(self, module: nn.Module) -> None:
+        if threading.get_ident() == self.thread:
+            unseen.miss(self, self.names[id(module)], scripted.SCRIPTED)
+
+    def _begins(self) -> None:
+        """A pass begins: somebody outside the model calls it, or a part of it."""
+        self.listening.ends(self.seen)
+        self._settle()
+        self.passes += 1
+        self._follow_pass()
+        self.counts = {}
+        self.continues = False
+        self.repeats = None
+        self.moved, self.own = {}, {}
+        if self.writer is not None:
+            self.writer.maybe_write()
+
+    def name_of(self, module: nn.Module) -> str | None:
+        return self.names.get(id(module))
+
+    def wants(self, name: str) -> bool:
+        if name not in self.order:
+            self.order[name] = len(self.order)
+            self._let_go(self.layers.may)
+        return self.layers.may(name, self.order[name], len(self.order))
+
+    def _let_go(self, chosen: Callable[[str, int, int], bool]) -> None:
+        """Drop the layers that were looked at because they could have been among the last."""
+        if self.layers.back:
+            names = list(self.order)
+            for layer in self._followed():
+                if not chosen(names[layer.index], layer.index, len(names)):
+                    self._drop(layer.name)
+
+    def note(self, name: str, first_query: int, end_key: int) -> str:
+        """A call of a layer, watched or not: what it is called, and whether it goes on with what was there."""
+        if not self.depth and name in self.hookless:
+            self._begins()
+        self.counts[name] = self.counts.get(name, 0) + 1
+        self.listening.names.add(name)
+        full = name if self.counts[name] == 1 else f"{name}#{self.counts[name]}"
+        before = self.ends.get(full)
+        if self.lost is not None and first_query == 0:
+            self._restart()
+        elif self.lost is None and before is not None and before[0] != self.passes:
+            self._joins(full, first_query, before[1])
+        if self.lost is not None:
+            self.reader.skip()
+            return full
+        self.ends[full] = (self.passes, end_key)
+        self.reader.settle(self.continues)
+        return full
+
+    def _restart(self) -> None:
+        """A new input: its sights take the place of those before."""
+        grown = self.reader.grows()
+        if self.seen.layers and not self.warned and not grown and not self.search:
+            self.warned = True
+            warnings.warn(
+                explain(
+                    "a second run began inside one sl.watch block",
+                    expected="one forward pass or one generation in a block",
+                    got="another input: its sights take the place of the first one's",
+                    hint="one block for each run: with sl.watch(model) as seen: model(…)",
+                ),
+                UserWarning,
+                stacklevel=2,
+            )
+        self.gather.forget()
+        self.seen._layers.clear()
+        self._follow_anew()
+        self.seen.meta["runs"] += 1
+        self.ends.clear()
+        self.reader.restart()
+
+    def goes_on(self, name: str, q: Tensor, k: Tensor, row: Tensor, scale: float | None) -> bool:
+        """Take in a step of a generation that is as the one before it, if it is."""
+        return self.gather.goes_on(name, q, k, row, scale)
+
+    def record(self, module: nn.Module, name: str, looked: Looked) -> None:
+        """The account of one call becomes a part of its layer."""
+        call, row, first_query, first_key = looked
+        s = call.sizes
+        end_key = first_key + s.keys
+        full = self.note(name, first_query, end_key)
+        layer = self.seen._layers.get(full)
+        if not self._is_followed(full, s.batch):
+            return
+        if layer is None:
+            kind = "cross" if first_query < 0 else "self"
+            layer = Layer(full, self.order[name], kind, type(module).__name__, self.heads(name, s.heads), self.wanted)
+            self.seen._layers[full] = layer
+        assert isinstance(layer, Layer)
+        with active.quiet(), aside():
+            if self.gather.step(layer, call, row, first_query, first_key):
+                return
+            if layer.heads is not None:
+                call, row = select(call, row, heads=layer.heads)
+            rows = layer.queries if layer.parts else 0
+            cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
+            place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
+            part = Part(call, rows, first_key, end_key, cell, None, self.passes)
+            self._account(layer, part, looked, call, row, place)
+        if self.writer is not None and len(layer.parts) == 1:
+            self.writer.add(layer)
+
+    def _account(self, layer: Layer, part: Part, looked: Looked, call: Call, row: Tensor, place: Place) -> None:
+        """The statistics of a call: at once, or together with others."""
+        waits = self.gather.takes(call, call.device)
+        if waits:
+            call = call.replace(q=_own(call.q), k=_own(call.k), mask=self.own_mask(call))
+        found = {}
+        if self.keep:
+            new = call.k if not layer.parts else call.k[..., -call.sizes.queries :, :]
+            own = layer.kind == "cross" and layer.parts
+            found["q"] = call.q if waits else _own(call.q)
+            found["k"] = call.k[..., :0, :] if own else new if waits and new is call.k else _own(new)
+        if call.sinks is not None:
+            found["sinks"] = _own(call.sinks)
+        mask = self._once(call.mask, lambda: _to_cpu(call.mask))
+        bias = None
+        if self.keep:
+            bias = self._once(call.bias, lambda: _to_cpu(call.bias))
+        part.call = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
+        if waits:
+            whole = layer.heads is None
+            if not whole:
+                self.follow.step(layer.name, looked.call.k, part.first_key, layer.kind == "cross")
+            layer.parts.append(part)
+            self.gather.add(Waiting(layer, part, call, row, place, call.k if whole else None, found))
+        else:
+            self.follow.step(layer.name, looked.call.k, part.first_key, layer.kind == "cross")
+            part.arriving = self.ship.send(account(call, row, self.wanted, place) | found)
+            layer.parts.append(part)
+
+    def own_mask(self, call: Call) -> Mask | None:
+        """A copy of a mask where it was, made once in a pass: nobody writes into it."""
+        mask = call.mask
+        if mask is None or mask.is_positional:
+            return mask
+        if id(mask) not in self.own:
+            self.own[id(mask)] = (mask, mask.to(call.device, copy=True))
+        return self.own[id(mask)][1]
+
+    def _once(self, thing: Any, make: Callable[[], Any]) -> Any:
+        """A copy on the CPU of something that layers share, made once in a pass."""
+        if id(thing) not in self.moved:
+            self.moved[id(thing)] = (thing, make())
+        return self.moved[id(thing)][1]
+
+    def _repeats(self, name: str, looked: Looked, end_key: int) -> Tensor | None:
+        """Where an induction head would look, from the tokens; the same for all layers of a pass."""
+        fits = looked.first_query >= 0 and self.ids_fit(name, looked.call.sizes.batch[0], end_key)
+        return self.repeats_at(name, looked.first_query, end_key) if fits else None
+
+    def _ids(self, name: str) -> Tensor | None:
+        encodes = self.encoder is not None and name.startswith(f"{self.names[id(self.encoder)]}.")
+        return self.reader.memory if encodes else self.reader.ids
+
+    def ids_fit(self, name: str, batch: int, end_key: int) -> bool:
+        """Whether the tokens of all keys up to here are known, and of use."""
+        ids = self._ids(name) if self.wanted.shares else None
+        return ids is not None and ids.shape == (batch, end_key)
+
+    def repeats_at(self, name: str, first_query: int, end_key: int) -> Tensor | None:
+        """The same for the queries from one on, up to a key; more tokens may have come since."""
+        ids = self._ids(name)
+        if ids is None or ids.shape[-1] < end_key:
+            return None
+        at = (first_query, end_key)
+        if self.repeats is None or self.repeats[0] is not ids or self.repeats[1] != at:
+            self.repeats = (ids, at, repeats(ids[:, :end_key])[:, first_query:])
+        return self.repeats[2]
+
+
+def _to_cpu(thing: Any) -> Any:
+    return None if thing is None else thing.to("cpu", copy=True)
+
+
+def _own(x: Tensor) -> Tensor:
+    """A copy: the model may write into its own tensors, and a view would hold what it is a view of."""
+    return x.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,213 @@
+"""A mode that sleeps while passes repeat: what attends in another way than before is still heard."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+import watch_cases as tiny
+from sightline.watching import watch
+from sightline.watching.intercept.function_mode import WatchMode
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*attended without being seen:UserWarning")
+
+
+def modes():
+    return torch._C._len_torch_function_stack()
+
+
+class Heard:
+    """How many calls of torch the mode hears, pass by pass."""
+
+    def __init__(self, monkeypatch, model):
+        self.passes, self.stack = [], []
+        hear = WatchMode.__torch_function__
+
+        def counted(mode, *args, **kwargs):
+            if self.passes:
+                self.passes[-1] += 1
+            return hear(mode, *args, **kwargs)
+
+        monkeypatch.setattr(WatchMode, "__torch_function__", counted)
+        model.register_forward_pre_hook(lambda *_: self.passes.append(0))
+        model.register_forward_hook(lambda *_: self.stack.append(modes()))
+
+
+def test_it_sleeps_after_some_steps_and_wakes_now_and_then(monkeypatch):
+    model, given = tiny.model("llama"), tiny.inputs("llama", None, 1, length=5)
+    heard = Heard(monkeypatch, model)
+    with torch.no_grad(), watch(model) as seen:
+        model.generate(**given, max_new_tokens=20, do_sample=False)
+        assert modes() == 1
+    assert modes() == 0
+    assert seen[0].shape[-2:] == (24, 24)
+    assert not seen.unseen
+    most = max(heard.passes)
+    # A prompt, and steps from 1 to 19.
+    awake = [i for i, count in enumerate(heard.passes) if count > most / 2]
+    assert awake == [0, 1, 2, 3, 4, 8, 16]
+
+
+def test_what_attends_by_itself_is_always_heard(monkeypatch):
+    model, x = torch.nn.Module(), torch.randn(1, 2, 4, 8)
+    model.forward = lambda x: F.scaled_dot_product_attention(x, x, x)
+    model.add_module("inner", torch.nn.Identity())
+    heard = Heard(monkeypatch, model)
+
+    def run():
+        with torch.no_grad(), watch(model):
+            for _ in range(9):
+                model(x)
+
+    with pytest.warns(UserWarning, match="second run"):
+        run()
+    assert len(set(heard.passes[1:])) == 1
+    assert heard.passes[-1] > 0
+
+
+def test_a_pass_of_another_kind_is_heard():
+    """Steps one by one, and then one that attends by hand."""
+    model, ids = tiny.model("llama"), tiny.inputs("llama", None, 1, length=16)["input_ids"]
+    by_hand = []
+
+    def also(module, args, kwargs, output):
+        if by_hand:
+            x = output[0] if isinstance(output, tuple) else output
+            (x @ x.mT).softmax(-1) @ x
+
+    model.model.layers[0].mlp.register_forward_hook(lambda m, a, o: also(m, a, {}, o))
+    with torch.no_grad(), watch(model) as seen:
+        cache = model(ids[:, :4]).past_key_values
+        for i in range(4, 10):
+            model(ids[:, i : i + 1], past_key_values=cache)
+        by_hand.append(True)
+        model(ids[:, 10:12], past_key_values=cache)
+    assert any("by hand" in reason for reason in seen.unseen.values())
+    assert seen[0].shape[-2:] == (12, 12)
+
+
+class Counting(TorchFunctionMode):
+    """Somebody else's mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_other_modes_go_on(outside):
+    model, ids = tiny.model("llama"), tiny.inputs("llama", None, 1, length=16)["input_ids"]
+
+    def steps(mode):
+        counts = []
+        cache = model(ids[:, :4]).past_key_values
+        for i in range(4, 12):
+            before = mode.calls
+            model(ids[:, i : i + 1], past_key_values=cache)
+            counts.append(mode.calls - before)
+        return counts
+
+    mode = Counting()
+    with torch.no_grad():
+        if outside:
+            with mode, watch(model) as seen:
+                counts = steps(mode)
+        else:
+            with watch(model) as seen, mode:
+                counts = steps(mode)
+    assert seen[0].shape[-2:] == (12, 12)
+    assert min(counts) > 0
+    assert modes() == 0
+
+
+def test_an_error_in_a_pass_that_is_not_heard(monkeypatch):
+    model, ids = tiny.model("llama"), tiny.inputs("llama", None, 1, length=16)["input_ids"]
+    with torch.no_grad(), watch(model) as seen:
+        cache = model(ids[:, :4]).past_key_values
+        for i in range(4, 11):
+            model(ids[:, i : i + 1], past_key_values=cache)
+        monkeypatch.setattr(model.model.norm, "forward", lambda x: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids[:, 11:12], past_key_values=cache)
+        assert modes() == 1
+    assert modes() == 0
+    assert seen[0].shape[-2:] == (12, 12)
+
+
+def test_what_one_watch_learned_the_next_one_knows(monkeypatch):
+    model = tiny.model("llama")
+    heard = Heard(monkeypatch, model)
+    for length in (5, 9, 7, 11, 6, 13, 8):  # texts of every length
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=length))
+        assert len(seen.layers) == 2
+        assert seen.unseen == {}
+    loud, quiet = heard.passes[0], heard.passes[4]
+    assert heard.passes[3] > 0.9 * loud  # the fourth
+    assert max(heard.passes[4:]) < 0.4 * loud, (loud, quiet)
+
+
+def by_hand(attention):
+    """An attention module's forward, written out."""
+
+    def forward(hidden_states, **_):
+        q, k, v = (p(hidden_states) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+        k, v = (x.repeat_interleave(q.shape[-1] // x.shape[-1], -1) for x in (k, v))
+        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+        return attention.o_proj(weights @ v), None
+
+    return forward
+
+
+def test_a_model_that_was_changed_is_heard_anew():
+    model = tiny.model("llama")
+    for _ in range(5):
+        with watch(model), torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=5))
+    attention = model.model.layers[1].self_attn
+    attention.forward = by_hand(attention)
+    with watch(model) as seen, torch.no_grad():
+        model(**tiny.inputs("llama", None, 1, length=7))
+    assert seen.layers == ["model.layers.0.self_attn"]
+    assert list(seen.unseen) == ["model.layers.1.self_attn"]
+    assert "softmax" in seen.unseen["model.layers.1.self_attn"]
+
+
+def test_a_layer_that_attends_otherwise_in_a_pass_that_was_not_heard_is_named():
+    model = tiny.model("llama")
+    attention = model.model.layers[1].self_attn
+    own, otherwise = type(attention).forward, by_hand(attention)
+    switch = {"on": False}
+
+    class Switched(type(attention)):
+        def forward(self, *args, **kwargs):
+            return otherwise(*args, **kwargs) if switch["on"] else own(self, *args, **kwargs)
+
+    attention.__class__ = Switched
+    for _ in range(5):
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=5))
+        assert seen.unseen == {}
+    switch["on"] = True
+    for _ in range(2):  # the first says that something is amiss, the next one hears what
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=7))
+        assert seen.layers == ["model.layers.0.self_attn"]
+        assert list(seen.unseen) == ["model.layers.1.self_attn"]
+    assert "softmax" in seen.unseen["model.layers.1.self_attn"]
+
+
+def test_what_went_unseen_once_is_looked_for_every_time():
+    model = tiny.model("llama")
+    attention = model.model.layers[1].self_attn
+    attention.forward = by_hand(attention)
+    for _ in range(6):
+        with watch(model) as seen, torch.no_grad():
+            model(**tiny.inputs("llama", None, 1, length=5))
+        assert list(seen.unseen) == ["model.layers.1.self_attn"]
