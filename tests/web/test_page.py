@@ -627,10 +627,10 @@ def test_exports(visit: Visit, live: Live, tmp_path: Path) -> None:
     try:
         report.page.goto(f"file://{tmp_path}/report.html#v=1&run={live.kids}&L=3&H=1&q=10&k=2")  # type: ignore[attr-defined]
         report.page.wait_for_selector(".report-note")
-        report.page.wait_for_selector(".sentence .weight >> text=about 0.8")
+        report.page.wait_for_selector(".sentence .weight >> text=0.814")
         report.settle()
         report.page.mouse.move(*report.cell(10, 2))
-        report.page.wait_for_selector(".tooltip >> text=about 0.8")
+        report.page.wait_for_selector(".tooltip >> text=0.814")
         assert report.page.locator("#tab-steps").is_hidden()
     finally:
         report.close()

@@ -121,6 +121,15 @@ export function show(weight: number): string {
   return weight.toExponential(1).replace("e-", "e−").replace("e+", "e");
 }
 
+// A weight that is right to some per cent: no more digits than that.
+export function showAbout(weight: number): string {
+  return Number.isNaN(weight) || weight === 0
+    ? show(weight)
+    : `about ${show(Number(weight.toPrecision(2)))
+        .replace(/(\.\d*?)0+$/, "$1")
+        .replace(/\.$/, "")}`;
+}
+
 const THUMB_FLOOR = 1e-7;
 
 // The weight that a byte of a thumbnail stands for: right to 3.3 %.

@@ -363,6 +363,14 @@ export class Context {
       notices.push("the pinned key is beyond the text");
       state.k = null;
     }
+    if (!this.source.live && state.shade === "rollout") {
+      notices.push("a report has no rollout");
+      state.shade = "looks";
+    }
+    if (!this.source.live && state.view === "steps") {
+      notices.push("a report has no steps");
+      state.view = "map";
+    }
     if (state.lo !== undefined && state.hi !== undefined && !(state.lo > 0 && state.hi > state.lo && state.hi <= 1)) {
       notices.push("the colour bounds do not fit");
       state.lo = floorFor(run.longest);

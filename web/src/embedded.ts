@@ -1,9 +1,10 @@
-// A run inside the page itself: what a report holds. Maps are bytes, so weights are right to 3.3 %.
+// A run inside the page itself: what a report holds. Maps of long texts are bytes, right to 3.3 %; others are exact.
 
 import { thumbWeight } from "./colors";
 import { THUMB } from "./run";
 import {
   type CellPeek,
+  type Held,
   type Limits,
   type OrderInfo,
   type PatchPeek,
@@ -19,9 +20,12 @@ import {
   type TokenPage,
 } from "./source";
 
+const TOP = 8;
+
 interface HeadData {
   levels: [number, number];
-  mean: string;
+  exact?: string; // every weight, or the map as bytes
+  mean?: string;
   max?: string;
   tracks?: string;
   link?: [number, number, number] | null;
@@ -42,7 +46,8 @@ interface Picture {
   rows: number;
   columns: number;
   width: number;
-  codes: Uint8Array;
+  exact: boolean;
+  at: (i: number) => number;
 }
 
 export function embeddedData(): Embedded | null {
@@ -55,6 +60,7 @@ export class EmbeddedSource implements Source {
   private thumbBytes: Uint8Array;
   private starts: number[] = [];
   private unpacked = new Map<string, Uint8Array>();
+  readonly exact: boolean; // whether every weight is here
 
   constructor(private data: Embedded) {
     this.thumbBytes = bytes(data.thumbs);
@@ -65,6 +71,9 @@ export class EmbeddedSource implements Source {
       // What this page holds of a layer is its floor; a head that was not chosen has its thumbnail.
       layer.floor = this.picture(layer.index, 0, "mean")?.levels ?? null;
     }
+    this.exact = data.info.layers.every((layer) =>
+      Array.from({ length: layer.heads }).every((_, head) => data.heads[`${layer.index}/${head}`]?.exact),
+    );
   }
 
   async limits(): Promise<Limits> {
@@ -163,20 +172,35 @@ export class EmbeddedSource implements Source {
     return "";
   }
 
+  held(layer: number, head: number, q: number, k: number): Held | null {
+    const picture = this.picture(layer, head, "mean");
+    const fine = picture && picture.levels[0] === 0 && picture.levels[1] === 0;
+    if (fine && picture.exact) return { weight: picture.at(q * picture.width + k), exact: true };
+    const top = this.top(layer, head, q).find(([key]) => key === k);
+    if (top) return { weight: top[1], exact: true };
+    return fine ? { weight: picture.at(q * picture.width + k), exact: false } : null;
+  }
+
+  // The strongest keys of a query with their weights, where they are here.
+  private top(layer: number, head: number, query: number): [number, number][] {
+    const top = this.data.heads[`${layer}/${head}`]?.top;
+    if (!top) return [];
+    const keys = new Int32Array(this.bytesOf(`${layer}/${head}/keys`, top.keys).buffer);
+    const weights = new Float32Array(this.bytesOf(`${layer}/${head}/weights`, top.weights).buffer);
+    const found: [number, number][] = [];
+    for (let i = query * TOP; i < (query + 1) * TOP; i++) if (keys[i] >= 0) found.push([keys[i], weights[i]]);
+    return found;
+  }
+
   // A row: of the whole map where it is here cell by cell, else the strongest keys alone.
   private rowOf(layer: number, head: number, query: number): Float32Array {
     const info = this.data.info.layers[layer];
     const row = new Float32Array(info.keys);
     const picture = this.picture(layer, head, "mean");
-    const top = this.data.heads[`${layer}/${head}`]?.top;
-    if (picture && picture.levels[0] === 0 && picture.levels[1] === 0) {
-      for (let k = 0; k < info.keys; k++) row[k] = thumbWeight(picture.codes[query * picture.width + k]);
-    } else if (top) {
-      const keys = new Int32Array(this.bytesOf(`${layer}/${head}/keys`, top.keys).buffer);
-      const weights = this.bytesOf(`${layer}/${head}/weights`, top.weights);
-      for (let i = 0; i < 8; i++)
-        if (keys[query * 8 + i] >= 0) row[keys[query * 8 + i]] = thumbWeight(weights[query * 8 + i]);
-    } else throw lacks("the rows of this head");
+    if (picture && picture.levels[0] === 0 && picture.levels[1] === 0)
+      for (let k = 0; k < info.keys; k++) row[k] = picture.at(query * picture.width + k);
+    else if (!this.data.heads[`${layer}/${head}`]?.top) throw lacks("the rows of this head");
+    for (const [key, weight] of this.top(layer, head, query)) row[key] = weight;
     return row;
   }
 
@@ -187,16 +211,17 @@ export class EmbeddedSource implements Source {
       Math.ceil(info.queries / 2 ** levels[0]),
       Math.ceil(info.keys / 2 ** levels[1]),
     ];
+    if (chosen?.exact) {
+      const [rows, columns] = size(chosen.levels);
+      const weights = new Float32Array(this.bytesOf(`${layer}/${head}/exact`, chosen.exact).buffer);
+      return { levels: chosen.levels, rows, columns, width: columns, exact: true, at: (i) => weights[i] };
+    }
+    const code = (codes: Uint8Array) => ({ exact: false, at: (i: number) => thumbWeight(codes[i]) });
     if (chosen?.mean) {
       const [rows, columns] = size(chosen.levels);
-      const packed = kind === "max" && chosen.max ? chosen.max : chosen.mean;
-      return {
-        levels: chosen.levels,
-        rows,
-        columns,
-        width: columns,
-        codes: this.bytesOf(`${layer}/${head}/${kind === "max" && chosen.max ? "max" : "mean"}`, packed),
-      };
+      const name = kind === "max" && chosen.max ? "max" : "mean";
+      const codes = this.bytesOf(`${layer}/${head}/${name}`, chosen[name]!);
+      return { levels: chosen.levels, rows, columns, width: columns, ...code(codes) };
     }
     const levels = [info.queries, info.keys].map((n) => Math.max(0, Math.ceil(Math.log2(n / THUMB)))) as [
       number,
@@ -204,7 +229,7 @@ export class EmbeddedSource implements Source {
     ];
     const [rows, columns] = size(levels);
     const start = (this.starts[layer] + head) * THUMB * THUMB;
-    return { levels, rows, columns, width: THUMB, codes: this.thumbBytes.subarray(start, start + THUMB * THUMB) };
+    return { levels, rows, columns, width: THUMB, ...code(this.thumbBytes.subarray(start, start + THUMB * THUMB)) };
   }
 
   private bytesOf(key: string, packed: string): Uint8Array {
@@ -222,9 +247,8 @@ function pool(picture: Picture, y: number, x: number, height: number, width: num
   let [sum, count, most] = [0, 0, -1];
   for (let i = y; i < Math.min(y + height, picture.rows); i++)
     for (let j = x; j < Math.min(x + width, picture.columns); j++) {
-      const code = picture.codes[i * picture.width + j];
-      if (code === 0) continue;
-      const value = thumbWeight(code);
+      const value = picture.at(i * picture.width + j);
+      if (Number.isNaN(value)) continue;
       sum += value;
       count++;
       most = Math.max(most, value);

@@ -133,7 +133,9 @@ export class Links {
     const now = ++this.asked;
     const floor = run.source.floor?.(layer, head) ?? info.floor;
     if (!floor || floor[0] || floor[1]) {
-      this.about.textContent = "q and k were not kept: watch with keep_qk=True to see links of a long text.";
+      this.about.textContent = this.context.source.live
+        ? "q and k were not kept: watch with keep_qk=True to see links of a long text."
+        : "This report does not hold the links of this head: open the run in sightline serve.";
       this.found = [];
       this.stop = this.keyStop = this.first;
       this.columns();

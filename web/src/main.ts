@@ -3,10 +3,11 @@
 import { onChange } from "./changes";
 import "leaflet/dist/leaflet.css";
 import "./style.css";
-import { floorFor, show } from "./colors";
+import { floorFor, show, showAbout } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
 import { debounced, el, retryButton } from "./dom";
+import { EmbeddedSource } from "./embedded";
 import { ExportDialog } from "./export";
 import { Header } from "./header";
 import { Heads } from "./heads";
@@ -118,8 +119,12 @@ class App {
   // A report: it says what it holds and what it lacks.
   private frozen(): void {
     this.root.classList.add("frozen");
-    const text =
-      "A report: every head as a thumbnail, chosen heads in up to 512 bins a side, weights right to 3.3 %. It lacks steps, rollout and new texts: sightline serve has them.";
+    const { source } = this.context;
+    const holds =
+      source instanceof EmbeddedSource && source.exact
+        ? "every head with its exact weights"
+        : "every head as a thumbnail, chosen heads in up to 512 bins a side, right to 3.3 %, with their exact strongest weights";
+    const text = `A report: ${holds}. It lacks steps, rollout and new texts: sightline serve has them.`;
     this.header.node.after(el("p", { class: "report-note", attrs: { role: "note" } }, text));
   }
 
@@ -186,7 +191,9 @@ class App {
     if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
       try {
         const row = await run.row(layer, head, queries);
-        if (weight.isConnected) weight.textContent = (context.source.live ? "" : "about ") + show(row[key]);
+        const held = queries.map((query) => context.source.held?.(layer, head, query, key));
+        if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
+        weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
       } catch {
         // the sentence stands without its number
       }
@@ -328,8 +335,12 @@ class App {
     const log = () => context.store.push({ scale: state.scale === "log" ? "linear" : "log" });
     const pool = () => context.store.push({ pool: state.pool === "mean" ? "max" : "mean" });
     const diagonal = () => context.store.push({ diagonal: !state.diagonal });
-    const rollout = () => context.store.push({ shade: state.shade === "rollout" ? "looks" : "rollout" });
-    const steps = () => this.go("steps");
+    const lacks = (what: string) => () => context.say(`a report has no ${what}: open the run in sightline serve`);
+    const { live } = context.source;
+    const rollout = live
+      ? () => context.store.push({ shade: state.shade === "rollout" ? "looks" : "rollout" })
+      : lacks("rollout");
+    const steps = live ? () => this.go("steps") : lacks("steps");
     const both = (key: string, act: () => void) => ({ [key]: act, [key.toUpperCase()]: act });
     return {
       "1": () => this.go("map"),

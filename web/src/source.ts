@@ -38,6 +38,12 @@ export interface TileData {
   estimate: boolean;
 }
 
+// A weight that is here without a server: right to the last digit, or about.
+export interface Held {
+  weight: number;
+  exact: boolean;
+}
+
 // What the server said, or that there was none.
 export class Refused extends Error {
   constructor(
@@ -61,6 +67,7 @@ export class Later extends Error {
 export interface Source {
   readonly live: boolean; // whether a server is behind it, with exact numbers
   floor?(layer: number, head: number): [number, number] | null;
+  held?(layer: number, head: number, q: number, k: number): Held | null; // of a source that may not have all of them
   limits(): Promise<Limits>;
   runs(): Promise<Shapes["Runs"]>;
   run(id: string): Promise<RunInfo | OrderInfo>; // an order, until there is a run

@@ -38,6 +38,7 @@ export class StepsView {
     const run = this.context.run.value;
     const { layer, head, q, k } = this.context.state;
     if (!run || !this.visible || layer >= run.info.layers.length) return;
+    if (!this.context.source.live) return this.empty("A report has no steps: open the run in sightline serve.");
     if (!run.layer(layer).exact)
       return this.empty("The steps need q and k, which were not kept: watch with keep_qk=True.");
     if (!q.length) {

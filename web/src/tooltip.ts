@@ -1,6 +1,6 @@
 // What is under the pointer: at once from the tile, then with score, rank and entropy from the server.
 
-import { show } from "./colors";
+import { show, showAbout } from "./colors";
 import { debounced, el } from "./dom";
 import { type Cells, single } from "./grid";
 import type { HeadRef } from "./painter";
@@ -82,7 +82,8 @@ export class Tooltip {
     const about = (estimate: boolean) => (estimate ? "about " : "");
     const lines: HTMLElement[] = [];
     if (single(cells)) {
-      const weight = peek && "weight" in peek ? (peek.weight ?? NaN) : (value?.value ?? null);
+      const held = heads.length === 1 ? head.run.source.held?.(head.layer, head.head, cells.q0, cells.k0) : undefined;
+      const weight = peek && "weight" in peek ? (peek.weight ?? NaN) : (held?.weight ?? value?.value ?? null);
       lines.push(
         el(
           "div",
@@ -98,7 +99,9 @@ export class Tooltip {
             ? "…"
             : heads.length === 2
               ? signed(weight)
-              : about(!head.run.source.live && weight > 0) + show(weight),
+              : head.run.source.live || held?.exact
+                ? show(weight)
+                : showAbout(weight),
         ),
         el("div", { class: "fine" }, `query ${cells.q0.toLocaleString("en")}, key ${cells.k0.toLocaleString("en")}`),
       );

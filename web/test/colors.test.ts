@@ -11,6 +11,7 @@ import {
   rampColor,
   type Scale,
   show,
+  showAbout,
   thumbTable,
   thumbWeight,
   weightAt,
@@ -123,4 +124,16 @@ test.each([
   [-0.25, "-0.250"],
 ])("a weight of %d reads %s", (weight, text) => {
   expect(show(weight)).toBe(text);
+});
+
+test.each([
+  [0.9712, "about 0.97"],
+  [1, "about 1"],
+  [0.0512, "about 0.051"],
+  [0.803, "about 0.8"],
+  [0.0000123, "about 1.2e−5"],
+  [0, "0"],
+  [NaN, "masked"],
+])("%d, right to some per cent, reads %s", (weight, shown) => {
+  expect(showAbout(weight)).toBe(shown);
 });

@@ -30,6 +30,33 @@ describe("a report", () => {
     expect(max![0]).toBeCloseTo(1, 6);
   });
 
+  test("of a short text has every weight as it is", async () => {
+    const weights = Float32Array.from({ length: 16 }, (_, i) => (i % 4 > i >> 2 ? NaN : 0.9 + i / 1000));
+    const head = { levels: [0, 0] as [number, number], exact: packed(new Uint8Array(weights.buffer)) };
+    const source = new EmbeddedSource(embedded({ heads: { "0/0": head, "0/1": head } }));
+    expect(source.exact).toBe(true);
+    expect(source.held(0, 0, 2, 1)).toEqual({ weight: weights[9], exact: true });
+    expect([...(await source.row("", 0, 0, 0, [2]))]).toEqual([...weights.slice(8, 12)]);
+    const { values } = await source.tile(REF);
+    expect([values![0], values![1], values![256]]).toEqual([weights[0], NaN, weights[4]]);
+  });
+
+  test("of a longer text has about the weights of its map, and exactly the strongest", async () => {
+    const data = embedded();
+    const keys = new Int32Array(4 * 8).fill(-1);
+    const weights = new Float32Array(4 * 8);
+    keys[8] = 1;
+    weights[8] = 0.0215;
+    data.heads["0/0"].top = {
+      keys: packed(new Uint8Array(keys.buffer)),
+      weights: packed(new Uint8Array(weights.buffer)),
+    };
+    const source = new EmbeddedSource(data);
+    expect(source.held(0, 0, 1, 1)).toEqual({ weight: weights[8], exact: true });
+    expect(source.held(0, 0, 3, 1)).toEqual({ weight: thumbWeight(80), exact: false });
+    expect((await source.row("", 0, 0, 0, [1]))[1]).toBe(weights[8]);
+  });
+
   test("shows a head that was not chosen by its thumbnail", async () => {
     const source = new EmbeddedSource(embedded());
     const { values } = await source.tile({ ...REF, head: 1 });
@@ -39,17 +66,20 @@ describe("a report", () => {
 
   test("has of a long head its strongest keys, and no finer cells than it holds", async () => {
     const keys = new Int32Array(100 * 8).fill(-1);
-    const weights = new Uint8Array(100 * 8);
+    const weights = new Float32Array(100 * 8);
     keys.set([7, 3], 5 * 8);
-    weights.set([255, 2], 5 * 8);
+    weights.set([0.977, 0.002], 5 * 8);
     const data = embedded({ info: info([layer(0, { queries: 100, keys: 100 })], { tokens: 100 }) });
     const picture = packed(new Uint8Array(50 * 50).fill(9));
-    const top = { keys: packed(new Uint8Array(keys.buffer)), weights: packed(weights) };
+    const top = { keys: packed(new Uint8Array(keys.buffer)), weights: packed(new Uint8Array(weights.buffer)) };
     data.heads = { "0/0": { levels: [1, 1], mean: picture, top } };
     const source = new EmbeddedSource(data);
     expect(source.floor(0, 0)).toEqual([1, 1]);
     const row = await source.row("", 0, 0, 0, [5]);
-    expect([row[7], row[3], row[0]]).toEqual([expect.closeTo(1), expect.closeTo(1e-7, 12), 0]);
+    expect([row[7], row[3], row[0]]).toEqual([expect.closeTo(0.977, 6), expect.closeTo(0.002, 6), 0]);
+    expect(source.held(0, 0, 5, 7)).toEqual({ weight: expect.closeTo(0.977, 6), exact: true });
+    expect(source.held(0, 0, 5, 8)).toBeNull();
+    expect(source.exact).toBe(false);
     await expect(source.tile(REF)).rejects.toThrow("does not hold finer cells");
     await expect(source.row("", 0, 0, 1, [5])).rejects.toThrow("does not hold the rows");
   });

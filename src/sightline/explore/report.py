@@ -1,8 +1,9 @@
 """A run as one HTML file that needs no server and no network: the explorer's own page, with numbers inside.
 
-It holds every head's thumbnail and portrait, the tokens, and for the most interesting heads their map in at most 512
-bins a side, their tracks and the eight strongest keys of every query. Maps are bytes on a logarithmic scale, right to
-3.3 %. What it lacks (steps, rollout, exact cells of long maps) it says.
+It holds every head's thumbnail and portrait, the tokens, and the maps of heads: of a short text all of them with their
+exact weights; of a longer one those of the most interesting heads, in at most 512 bins a side, as bytes on a
+logarithmic scale that are right to 3.3 %, with the exact weights of the eight strongest keys of every query. What it
+lacks (steps, rollout, exact cells of long maps) it says.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from sightline.explore.run import Run
 LARGEST = 20_000_000
 # Bytes for the maps of chosen heads; tokens, thumbnails and the page itself need the rest.
 FOR_HEADS = 10_000_000
+# And for exact weights, where those of all heads fit into it.
+FOR_EXACT = 4_000_000
 TOP = 8
 # Links are looked for in every head of a short text, and only in chosen heads of a long one.
 SHORT = 512
@@ -72,8 +75,10 @@ def _data(run: Run) -> dict[str, Any]:
     order = measures.ranked(measured)
     heads: dict[str, dict[str, Any]] = {}
     spent = 0
+    cells = sum(layer.heads * layer.queries * layer.keys for layer in run.layers)
+    exact = 4 * cells * 4 / 3 <= FOR_EXACT  # four bytes a cell, as text
     for layer, head in order:
-        found = _head(run, layer, head)
+        found = _head(run, layer, head, exact)
         size = sum(len(value) for value in found.values() if isinstance(value, str))
         if spent + size > FOR_HEADS and heads:
             break
@@ -82,7 +87,7 @@ def _data(run: Run) -> dict[str, Any]:
     for layer in about["layers"]:
         layer["exact"] = False
     return {
-        "format": 1,
+        "format": 2,
         "info": {"state": "done", **about, "growing": False},
         "tokens": {"texts": run.labels.texts, "kinds": run.labels.kinds},
         "memory": None
@@ -100,7 +105,7 @@ def _data(run: Run) -> dict[str, Any]:
     }
 
 
-def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
+def _head(run: Run, layer: int, head: int, exact: bool) -> dict[str, Any]:
     """One chosen head: its map, what it received, its strongest keys and its link."""
     view = run.view(layer, head)
     pyramid = view.pyramid
@@ -109,7 +114,10 @@ def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
     if floor is None:
         return {}
     levels = max(levels[0], floor[0]), max(levels[1], floor[1])
-    found: dict[str, Any] = {"levels": list(levels), "mean": _packed(thumbs.encode(_whole(pyramid, levels, "mean")))}
+    whole = _whole(pyramid, levels, "mean")
+    exact = exact and view.exact and levels == (0, 0)
+    kept = {"exact": _packed(whole.astype("<f4"))} if exact else {"mean": _packed(thumbs.encode(whole))}
+    found: dict[str, Any] = {"levels": list(levels), **kept}
     if levels != (0, 0) and _has_maxima(pyramid, levels):
         found["max"] = _packed(thumbs.encode(_whole(pyramid, levels, "max")))
     tracks = view.tracks() if view.exact or {TRACK, "received"} <= view.sight.kept.keys() else None
@@ -118,7 +126,7 @@ def _head(run: Run, layer: int, head: int) -> dict[str, Any]:
     if view.exact and view.queries * view.keys <= SHORT * SHORT * 64:
         link = strongest_link(view, run.special_keys(run.layers[layer]))
         found["link"] = None if link is None else list(link)
-        if levels != (0, 0):
+        if not exact:
             found["top"] = _strongest(run, layer, head)
     return found
 
@@ -147,10 +155,10 @@ def _has_maxima(pyramid: Pyramid, levels: tuple[int, int]) -> bool:
 
 
 def _strongest(run: Run, layer: int, head: int) -> dict[str, str]:
-    """The strongest keys of every query: places as int32, weights as bytes."""
+    """The strongest keys of every query: places as int32, weights as float32."""
     view = run.view(layer, head)
     keys = np.full((view.queries, TOP), -1, "<i4")
-    weights = np.zeros((view.queries, TOP), np.float32)
+    weights = np.zeros((view.queries, TOP), "<f4")
     step = max(1, (1 << 22) // view.keys)
     for start in range(0, view.queries, step):
         band = slice(start, min(start + step, view.queries))
@@ -160,7 +168,7 @@ def _strongest(run: Run, layer: int, head: int) -> dict[str, str]:
         found = np.take_along_axis(part, best, 1)
         keys[band, :n] = np.where(found > 0, best, -1)
         weights[band, :n] = np.maximum(found, 0)
-    return {"keys": _packed(keys), "weights": _packed(thumbs.encode(weights))}
+    return {"keys": _packed(keys), "weights": _packed(weights)}
 
 
 def _packed(values: np.ndarray) -> str:
