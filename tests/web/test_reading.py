@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +13,12 @@ from playwright.sync_api import Browser
 
 import sightline as sl
 from explore_cases import Sights, make_run, sights
-from sightline.explore.model_runs import Models
+from sightline.explore.model_runs import Models, Report
 from sightline.explore.run import Run
-from sightline.web.jobs import performer
+from sightline.web.jobs import Job, performer
 from sightline.web.service import Service
 from web.browser import Live, Visit, long_run
+from web.conftest import Words
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -232,6 +234,83 @@ def test_links_are_scrolled_to_what_is_pinned(browser: Browser, live: Live, add:
             assert inside(visit, ".links-column.right li.pinned", ".links-scroll")
     finally:
         visit.close()
+
+
+# Addresses of a run alone, and texts that grow
+
+
+def test_an_address_of_a_run_alone_opens_as_a_first_visit(visit: Visit, add: Add) -> None:
+    run = add(make_run(sights(25, layers=3), text_of(25)))
+    add(make_run(sights(9), text_of(9), text="a newer one"))
+    page = visit.open(f"#run={run}")
+    visit.until("/q=[0-9]+&k=[0-9]+/.test(location.hash)", 10)
+    first = {name: page.url.split(f"&{name}=")[1].split("&")[0] for name in ("L", "H", "q", "k")}
+    best = page.locator(".head[aria-selected=true]").get_attribute("aria-label")
+    assert page.locator(".head").first.get_attribute("aria-label") == best, "the head that is ranked first"
+    assert f"run={run}" in page.url
+    # What it says of how to look is as it says; what it says of where to look is all there is.
+    page.goto(f"{visit.base}#run={run}&view=links&map=viridis&lo=0.01")
+    page.reload()
+    visit.until("/q=[0-9]+&k=[0-9]+/.test(location.hash)", 10)
+    assert all(f"{name}={value}" in page.url for name, value in first.items())
+    assert all(part in page.url for part in ("view=links", "map=viridis", "lo=0.01"))
+    page.goto(f"{visit.base}#run={run}&L=1&H=2")
+    page.reload()
+    page.wait_for_selector(".app:not(.empty)")
+    visit.settle()
+    assert "L=1&H=2&pool" in page.url, "nothing is pinned that is not in it"
+
+
+def test_ticks_keep_their_positions_when_cells_become_small(visit: Visit, add: Add) -> None:
+    page = visit.open(f"#v=1&run={add(make_run(sights(101, layers=1, heads=1), text_of(101)))}&L=0&H=0&at=20,20,4")
+    rows = page.locator(".centre-map .axis-label.row")
+    assert rows.first.inner_text().startswith("word")
+    page.keyboard.press("0")
+    visit.until("!location.hash.includes('at=')")
+    visit.settle()
+    labels = [text.split() for text in rows.all_inner_texts()]
+    assert len(labels) > 3
+    assert all(word == f"word{place}" for place, word in labels)
+
+
+def test_a_text_that_has_grown_looks_as_it_does_when_it_is_read_anew(browser: Browser) -> None:
+    written = threading.Event()
+    tokens = text_of(151)
+
+    def write(job: Job, report: Report) -> Run:
+        first = Run(job.id, sights(9, layers=1), tokens[:9], revision=9, growing=True)
+        service.library.add(first)
+        report(stage="generating", done=2, total=9)
+        written.wait(60)
+        return Run(job.id, sights(151, layers=1), tokens, revision=151)
+
+    service = Service(write, models=Words(), threads=2)
+    server = Live(service)
+    visit = Visit(browser, server.base)
+    try:
+        page = visit.page
+        page.goto(server.base)
+        page.click(".composer button[type=submit]")
+        visit.until("document.querySelectorAll('.text-body .t').length === 9")
+        visit.until("location.hash.includes('&lo=0.01&')")
+        assert page.locator(".centre-map .axis-label.row").first.inner_text() == "word0"
+        written.set()
+        visit.until("document.querySelectorAll('.text-body .t').length === 151")
+        visit.settle()
+        visit.until("location.hash.includes('&lo=0.0001&')")
+        rows = ".centre-map .axis-label.row"
+        grown = page.locator(rows).all_inner_texts()
+        assert all(len(text.split()) == 2 for text in grown), grown
+        page.goto(server.base)
+        page.wait_for_selector(".app:not(.empty)")
+        visit.settle()
+        assert "&lo=0.0001&" in page.url
+        assert {text.split()[0] for text in grown if int(text.split()[0]) % 10 == 0} <= {
+            text.split()[0] for text in page.locator(rows).all_inner_texts()
+        }
+    finally:
+        visit.close()
+        server.close()
 
 
 # A server that is gone for a while

@@ -72,7 +72,7 @@ function keepLabels(
   const now = new Map<string, HTMLElement>();
   const text = tokens.named || every;
   for (const i of places) {
-    const key = `${name}/${i}/${text ? `${tokens.kind(i)}/${tokens.label(i)}` : ""}`;
+    const key = `${name}/${every}/${i}/${text ? `${tokens.kind(i)}/${tokens.label(i)}` : ""}`;
     const label =
       before.get(key) ??
       el("div", { class: `axis-label ${name}` }, every ? null : position(i), text ? tokens.element(i) : null);

@@ -9,7 +9,7 @@ import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
-import { type State, Store } from "./state";
+import { bare, decode, type State, Store } from "./state";
 
 // Milliseconds between two words to the server that a run is looked at.
 const LOOK = 30_000;
@@ -63,7 +63,9 @@ export class Context {
     if (chosen) document.documentElement.dataset.theme = chosen;
     system.addEventListener("change", apply);
     apply();
-    this.store.on(["run"], (state) => state.run && void this.open(state.run));
+    this.store.on(["run"], ({ run }) => {
+      if (run && run !== this.run.peek()?.id) void this.open(run, !this.way && bare(this.addressed().state));
+    });
     this.store.on(["layer", "head"], () => this.findLink());
     this.store.on(["other"], () => void this.openOther());
     onChange(this.run, () => this.look());
@@ -100,8 +102,9 @@ export class Context {
     document.documentElement.dataset.theme = this.dark.value ? "dark" : "light";
   }
 
-  // Open a run, and make the state fit it. `fresh` takes the head and the link that are most worth a look.
-  async open(id: string, fresh = false): Promise<void> {
+  // Open a run, and make the state fit it. `fresh` takes the head and the link that are most worth a look; what is
+  // given is shown as it says, as far as it can be.
+  async open(id: string, fresh = false, given: Partial<State> = {}): Promise<void> {
     const open = this.run.value;
     if (open && open.id === id && !fresh) return;
     const now = ++this.opening;
@@ -120,13 +123,16 @@ export class Context {
       if (now !== this.opening) return;
       // All of it at once: no view may see this run with the head of the one before.
       batch(() => {
-        if (fresh) this.choose(run, early);
+        const { state, notices } = this.fit(run, given);
+        if (fresh) this.choose(run, early, state);
+        else if (given.run) this.store.replace(state);
+        if (notices.length) this.say([this.notice.peek().text, ...notices].filter(Boolean).join("; "));
         this.run.value = run;
       });
       this.findLink();
-      if (link && !early) void this.chooseLate(run, portraits, link);
+      if (link && !early) void this.chooseLate(run, portraits, link, given);
     } catch (error) {
-      this.failed(error, () => void this.open(id, fresh));
+      this.failed(error, () => void this.open(id, fresh, given));
     } finally {
       if (now === this.opening) this.busy.value = false;
     }
@@ -176,29 +182,36 @@ export class Context {
     batch(() => {
       this.run.value = run;
       this.tokens.value++;
+      // The floor is that of the length, as who comes later sees it; unless someone chose another.
+      if (this.state.lo === floorFor(open.longest)) this.store.replace({ lo: floorFor(run.longest) });
       if (this.following.value) this.store.replace({ q: [info.layers[0].queries - 1], k: null });
     });
   }
 
   // What came after the first view: the head that the summaries name, and its link. However late, unless someone has
   // begun to look around.
-  private async chooseLate(run: OpenRun, portraits: Promise<void>, link: Promise<Link | null>): Promise<void> {
-    const { layer, head } = this.state;
+  private async chooseLate(
+    run: OpenRun,
+    portraits: Promise<void>,
+    link: Promise<Link | null>,
+    given: Partial<State>,
+  ): Promise<void> {
+    const { layer, head, at } = this.state;
     const untouched = () => {
       const { state } = this;
-      const pinned = state.q.length > 0 || state.k !== null || state.at !== null;
+      const pinned = state.q.length > 0 || state.k !== null || (at === null && state.at !== null);
       return this.run.value?.id === run.id && state.layer === layer && state.head === head && !pinned;
     };
     const known = run.portraits !== null;
     if (!known) await portraits.catch(() => undefined);
     const found = await (known ? link : this.firstLink(run));
     if (!untouched()) return;
-    if (!known) this.choose(run, found);
+    if (!known) this.choose(run, found, this.fit(run, given).state);
     else if (found) this.store.replace({ q: [found[0]], k: found[1] });
   }
 
   // The head to look at first, and its strongest link.
-  private choose(run: OpenRun, link: Link | null): void {
+  private choose(run: OpenRun, link: Link | null, given: Partial<State>): void {
     const [layer, head] = run.portraits?.first ?? [0, 0];
     this.link.value = link;
     this.store.replace({
@@ -212,6 +225,7 @@ export class Context {
       hi: 1,
       other: null,
       difference: false,
+      ...given,
     });
   }
 
@@ -344,7 +358,7 @@ export class Context {
   // Make an address fit the run: what is impossible is put right, and said.
   fit(run: OpenRun, given: Partial<State>): { state: Partial<State>; notices: string[] } {
     const notices: string[] = [];
-    const state = { ...given };
+    const state = { lo: floorFor(run.longest), hi: 1, ...given };
     const layers = run.info.layers.length;
     if (state.layer !== undefined && state.layer >= layers) {
       notices.push(`there is no layer ${state.layer}`);
@@ -371,7 +385,7 @@ export class Context {
       notices.push("a report has no steps");
       state.view = "map";
     }
-    if (state.lo !== undefined && state.hi !== undefined && !(state.lo > 0 && state.hi > state.lo && state.hi <= 1)) {
+    if (!(state.lo > 0 && state.hi > state.lo && state.hi <= 1)) {
       notices.push("the colour bounds do not fit");
       state.lo = floorFor(run.longest);
       state.hi = 1;

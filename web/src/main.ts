@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import "leaflet/dist/leaflet.css";
 import "./style.css";
-import { floorFor, show, showAbout } from "./colors";
+import { show, showAbout } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
 import { debounced, el, retryButton } from "./dom";
@@ -17,7 +17,7 @@ import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { sentence } from "./source";
-import { type Panel, VIEWS, type View } from "./state";
+import { bare, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
 
@@ -128,29 +128,15 @@ class App {
     this.header.node.after(el("p", { class: "report-note", attrs: { role: "note" } }, text));
   }
 
+  // An address is opened as it says, what cannot be is put right; one of a run alone as a first visit is.
   private async arrive(): Promise<void> {
     const { state, notices } = this.context.addressed();
     const known = this.header.runs.some((run) => run.id === state.run);
-    if (state.run && known) {
-      await this.openAddress(state.run, notices);
-      return;
-    }
-    if (state.run) notices.push("the run of this address is not here");
-    if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
+    if (state.run && !known) notices.push("the run of this address is not here");
+    if (notices.length) this.context.say(notices.join("; "));
+    if (state.run && known) await this.context.open(state.run, bare(state), state);
+    else if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
     else this.header.invite();
-    if (notices.length) this.context.say(notices.join("; "));
-  }
-
-  // An address is opened as it says; what cannot be is put right.
-  private async openAddress(id: string, notices: string[]): Promise<void> {
-    const { state } = this.context.addressed();
-    await this.context.open(id);
-    const run = this.context.run.value;
-    if (!run) return;
-    const fitted = this.context.fit(run, { lo: floorFor(run.longest), hi: 1, ...state });
-    this.context.store.replace(fitted.state);
-    notices.push(...fitted.notices);
-    if (notices.length) this.context.say(notices.join("; "));
   }
 
   private follow(): void {

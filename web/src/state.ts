@@ -154,6 +154,11 @@ export function decode(hash: string, numbers: Numbers = PLACES): { state: Partia
   return { state, notices };
 }
 
+// An address of a run that says nothing of what to look at in it.
+export function bare({ run, layer, head, q, k }: Partial<State>): boolean {
+  return run !== undefined && [layer, head, q, k].every((choice) => choice === undefined);
+}
+
 function short(x: number): string {
   return String(Math.round(x * 100) / 100);
 }

@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import { decode, encode, START, type State, Store } from "../src/state";
+import { bare, decode, encode, START, type State, Store } from "../src/state";
 
 const FULL: State = {
   run: "0123abcd",
@@ -145,4 +145,11 @@ describe("the store", () => {
     expect(store.now).toEqual(START);
     expect(history.back).not.toHaveBeenCalled();
   });
+});
+
+test("an address is bare that says only of which run it is, and how to look at it", () => {
+  expect(bare(decode("#run=abc").state)).toBe(true);
+  expect(bare(decode("#v=1&run=abc&view=links&map=viridis&lo=0.01&at=1,2,3").state)).toBe(true);
+  for (const choice of ["L=0", "H=0", "q=3", "k=0"]) expect(bare(decode(`#run=abc&${choice}`).state)).toBe(false);
+  expect(bare(decode("").state)).toBe(false);
 });
