@@ -20,6 +20,22 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in cli.COMMANDS)
 
 
+@pytest.mark.parametrize("columns, most", [(80, 80), (120, 120)])
+@pytest.mark.parametrize("arguments", [[], *([name] for name in cli.COMMANDS), ["models", "check"]])
+def test_help_is_whole_and_fits(
+    arguments: list[str], columns: int, most: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        cli.run([*arguments, "--help"])
+    shown = capsys.readouterr().out
+    commands = shown.partition("Commands:")[2]
+    assert "..." not in commands, "cut off"
+    assert max(map(len, shown.splitlines())) <= most
+    if not arguments and columns == 120:
+        assert max(map(len, shown.splitlines())) > 80, "the room is used"
+
+
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.run(["--version"])

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -54,9 +55,37 @@ def test_the_map_is_drawn_with_and_without_colours(saved: tuple[Path, str], colo
     )
     account(run, 3, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "Layer 1 head 8" in text
-    assert ("▀" in text) == (color is not None)
+    assert "L1 H8" in text
+    assert ": queries down, keys across" in text
+    assert ("█" in text) == (color is not None)
     assert ("@@" in text) == (color is None)
+
+
+def test_a_head_is_no_number_and_what_is_said_is_explained(saved: tuple[Path, str]) -> None:
+    told = saved[1]
+    assert not re.search(r"(?m)^\d+\.\d+ ", told), "1.8 is layer 1 head 8 to nobody"
+    assert re.search(r"(?m)^L3 H1 .* they → kids 0\.814", told)
+    assert re.search(r"(?m)^L3 H1 +they \(10\) → kids \(2\) 0\.814", told)
+    header = re.search(r"(?m)^head .*$", told)
+    assert header is not None
+    said = " ".join(told.split())
+    for column in re.split(r"\s{1,}", header[0].replace("strongest link", "strongest-link").strip())[1:]:
+        assert re.search(rf"{column.replace('-', ' ')}[:,]", said), f"{column} is explained"
+    assert "sightline steps TEXT --model minilm --layer 1 --head 8" in told
+
+
+@pytest.mark.parametrize("columns", [60, 80, 132])
+def test_the_account_fits_its_columns_also_through_a_pipe(
+    columns: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = " ".join(["Antidisestablishmentarianism and pneumonoultramicroscopicsilicovolcanoconiosis left."] * 9)
+    done = CliRunner().invoke(app, ["look", text, "--layers", "3"], catch_exceptions=False)
+    lines = [cell_len(line.rstrip()) for line in done.stdout.splitlines()]
+    assert max(lines) <= columns
+    assert max(lines) > 0.75 * min(columns, 100), "the room is used"
+    assert "…" not in done.stdout or columns < 132
+    assert re.search(r"a sign is the mean of \d+ x \d+", " ".join(done.stdout.split()))
 
 
 def told_unseen(folder: Path, unseen: dict[str, str], width: int = 100) -> str:

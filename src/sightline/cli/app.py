@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import Annotated
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
 )
 
 
@@ -42,10 +44,12 @@ def sightline(
 
 for _name in COMMANDS:
     _module = importlib.import_module(f"sightline.cli.{_name}")
+    # The first sentence whole: of a long one typer would show the beginning.
+    _short = (inspect.getdoc(getattr(_module, _name)) or "").partition("\n\n")[0].replace("\n", " ")
     if hasattr(_module, "app"):
-        app.add_typer(_module.app, name=_name)
+        app.add_typer(_module.app, name=_name, short_help=_short)
     else:
-        app.command(_name)(getattr(_module, _name))
+        app.command(_name, short_help=_short)(getattr(_module, _name))
 
 
 def run(arguments: list[str] | None = None) -> None:

@@ -44,13 +44,20 @@ def look(
         run = watched_run(known, name, content, layers, place)
         from sightline.cli.account import account  # takes rich along, which other commands do not wait for
 
-        account(run, heads)
+        layer, head = account(run, heads)
         if as_page:
             assert out is not None
             write(out, run)
+        typer.echo()
         if out is not None:
             hint = "open it in a browser" if as_page else f"sightline serve {out}"
-            typer.echo(f"\nKept in {out}: {hint}")
+            typer.echo(f"Kept in {out}: {hint}")
+        else:
+            typer.echo(
+                "Next, every head as a map in a browser:\n  sightline look TEXT --out FOLDER && sightline serve FOLDER"
+            )
+        steps = f"sightline steps TEXT --model {model} --layer {layer} --head {head}"
+        typer.echo(f"How its weights come about, number by number:\n  {steps}")
 
 
 def read(text: str) -> str:

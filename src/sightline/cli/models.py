@@ -45,7 +45,7 @@ def models(
     console.print("A checkpoint folder or a .gguf file works wherever a name does.")
 
 
-@app.command()
+@app.command(short_help="Verify the sums of the files, and run one sentence through each model.")
 def check(
     names: Annotated[list[str] | None, typer.Argument(help="Names, folders or .gguf files; all names if none.")] = None,
 ) -> None:
