@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -15,10 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
+import sightline as sl
 from sightline.cli import app as cli
+from sightline.errors import InputError
 from sightline.watching import watch
 
 
@@ -186,6 +190,47 @@ def test_mistakes_are_one_line(arguments: list[str], text: str) -> None:
     assert stopped.value.code.startswith("sightline: ")
     assert text in stopped.value.code
     assert "\n" not in stopped.value.code
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (3, 7, 8), (2, 3, 7, 8), (2, 2, 3, 7, 8)])
+@pytest.mark.parametrize("keys", [7, 11])
+def test_a_single_saved_sight_is_served(shape: tuple[int, ...], keys: int, tmp_path: Path) -> None:
+    """Of any number of axes: a run for every member of its batch, with the numbers of the sight itself."""
+    from sightline.web.serve import make_service
+
+    q, k = torch.randn(shape), torch.randn(*shape[:-2], keys, 8)
+    sight = sl.look(q, k, mask=sl.causal() if keys == 7 else None)
+    sight.save(tmp_path / "one.safetensors")
+    exact = sight.tile(slice(None), slice(None)).reshape(-1, math.prod(shape[-3:-2]), 7, keys)
+    service = make_service([tmp_path / "one.safetensors"], ["minilm"])
+    try:
+        assert service.skipped == []
+        listed = service.library.listed()
+        names = [f"one.safetensors [{i}]" for i in range(len(exact))] if len(exact) > 1 else ["one.safetensors"]
+        assert [run["title"] for run in listed] == names
+        assert len({run["id"] for run in listed}) == len(exact)
+        for member, entry in enumerate(listed):
+            run = service.run(entry["id"])
+            (layer,) = run.layers
+            assert (layer.heads, layer.cross) == (exact.shape[1], keys != 7)
+            for head in range(layer.heads):
+                found = run.view(0, head).tile(slice(0, 7), slice(0, keys))
+                assert np.nan_to_num(found) == pytest.approx(exact[member, head].numpy(), abs=1e-6)  # NaN is hidden
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00notjson!"])
+def test_a_file_that_is_no_sight_is_left_out_and_named(content: bytes, tmp_path: Path) -> None:
+    from sightline.web.serve import make_service
+
+    (tmp_path / "odd.safetensors").write_bytes(content)
+    (tmp_path / "notes.txt").write_bytes(content)
+    service = make_service([tmp_path / "odd.safetensors"], ["minilm"])
+    service.close()
+    assert [line.split(":")[0] for line in service.skipped] == ["odd.safetensors"]
+    with pytest.raises(InputError, match="a sight in a file"):
+        make_service([tmp_path / "notes.txt"], ["minilm"])
 
 
 def test_a_damaged_run_is_left_out_and_named(folder: Path, tmp_path: Path) -> None:

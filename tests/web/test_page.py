@@ -16,15 +16,18 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
+import sightline as sl
 from cli.test_serve import address, start
 from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.run import Run
 from sightline.models import load as load_model
 from sightline.steps import explain
 from sightline.web.jobs import performer
+from sightline.web.serve import make_service
 from sightline.web.service import Service
 from web.browser import SENTENCE, Live, Visit, flat_run, long_run, relu_run
 
@@ -665,6 +668,26 @@ def test_without_q_and_k_the_map_stops_at_its_overview(visit: Visit, add: Add, t
 
 
 # A server that goes away
+
+
+def test_without_tokens_there_are_positions(browser: Browser, tmp_path: Path) -> None:
+    """A saved sight knows no words: queries and keys are numbers, in the text as on the map."""
+    q, k = torch.randn(1, 2, 13, 8), torch.randn(1, 2, 21, 8)
+    sl.look(q, k).save(tmp_path / "one.safetensors")
+    service = make_service([tmp_path / "one.safetensors"], ["minilm"])
+    server = Live(service)
+    visit = Visit(browser, server.base)
+    try:
+        page = visit.open()
+        assert page.locator(".text-body").inner_text().split() == [f"#{i}" for i in range(13)]
+        assert page.locator(".axis-label.row").all_inner_texts() == [f"#{i}" for i in range(13)]
+        assert page.locator(".axis-label.column").all_inner_texts() == [f"#{i}" for i in range(21)]
+        assert "∅" not in page.locator("main").inner_text()
+        assert "one.safetensors" in page.locator(".run-select option").inner_text()
+    finally:
+        visit.close()
+        server.close()
+        service.close()
 
 
 def test_a_dead_server_is_said_and_retry_works(browser: Browser, runs: Path) -> None:

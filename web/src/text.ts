@@ -189,6 +189,8 @@ export class TextView {
     const { values, of } = this.shading;
     if (!run || !values) return this.table.replaceChildren();
     const { shade } = of;
+    const ofKeys = shade === "looks" || shade === "received";
+    const tokens = ofKeys ? run.keyTokens(this.context.state.layer) : run.tokens; // those of a memory have other words
     const order = topOf(values, TOP);
     const most = values[order[0]] || 1;
     const rows = order.map((i) => {
@@ -198,7 +200,7 @@ export class TextView {
         "tr",
         { attrs: { "data-t": i } },
         el("td", { class: "place" }, i.toLocaleString("en")),
-        el("th", { attrs: { scope: "row" } }, run.tokens.element(i, 20)),
+        el("th", { attrs: { scope: "row" } }, tokens.element(i, 20)),
         el("td", { class: "bars" }, el("span", { class: "track" }, bar)),
         el("td", { class: "number" }, show(values[i])),
       );

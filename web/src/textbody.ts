@@ -147,7 +147,7 @@ export class TextBody {
       else if (i && !(kind & GLUED)) parts.push(" ");
       const name = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
       const shown = kind & SPECIAL ? text : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t");
-      parts.push(el("span", { class: name, attrs: { "data-t": i } }, shown || "∅"));
+      parts.push(el("span", { class: name, attrs: { "data-t": i } }, shown || run.tokens.label(i)));
     }
     block.replaceChildren(...parts);
     block.style.minHeight = "";

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def serve(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="Saved runs, or folders that hold some.", metavar="[FOLDER]...")
+        list[Path] | None,
+        typer.Argument(help="Saved runs, folders that hold some, or saved sights (.safetensors).", metavar="[PATH]..."),
     ] = None,
     model: Annotated[
         list[str] | None,

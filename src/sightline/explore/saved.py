@@ -1,7 +1,11 @@
-"""Saved runs: looked at without being kept open, opened when someone asks for them, left out if they do not hold."""
+"""Saved runs: looked at without being kept open, opened when someone asks for them, left out if they do not hold.
+
+A single saved sight is a run of one layer, whose tokens are not known.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from dataclasses import dataclass
@@ -10,11 +14,12 @@ from typing import Any
 
 from sightline.errors import InputError
 from sightline.explore.reasons import left_out, plain
-from sightline.explore.run import Run, as_run, runs_of
+from sightline.explore.run import Run, as_run, content_id, runs_of
+from sightline.lens import Sight
 from sightline.watching import Seen
 from sightline.watching import load as load_run
 
-INDEX = "index.json"
+INDEX, SIGHT = "index.json", ".safetensors"
 # More than any run has: texts in a batch, maps (layers x heads), tokens, letters of a model's name.
 MEMBERS, MAPS, LONGEST, NAME = 1024, 1 << 14, 1 << 24, 1000
 
@@ -33,12 +38,42 @@ class SavedRun:
 
     def open(self) -> Run:
         """The run itself; whatever a folder that was changed since leads to is raised."""
+        if self.path.suffix == SIGHT:
+            return _sight_run(self.path, OneSight(self.path), self.batch)
         seen = _load(self.path)
         return as_run(self.id, seen, origin=plain(self.path.name), batch=self.batch, growing=not seen.complete)
 
 
+class OneSight:
+    """A saved sight as the account of a run."""
+
+    def __init__(self, path: Path) -> None:
+        if not _is_file(path):
+            raise InputError("it is not a regular file")
+        self.name = plain(path.stem)
+        self.sight = Sight.load(path)
+        *batch, queries, keys = self.sight.shape
+        heads = batch.pop() if batch else 1
+        self.members = math.prod(batch)
+        _check_size(self.name, (self.members, heads, queries, keys), heads)
+
+    @property
+    def layers(self) -> list[str]:
+        return [self.name]
+
+    def __getitem__(self, name: str) -> Sight:
+        return self.sight
+
+    def kind(self, name: str) -> str:
+        """Keys that are more or fewer than the queries have names of their own."""
+        queries, keys = self.sight.shape[-2:]
+        return "self" if queries == keys else "cross"
+
+
 def find(folder: Path) -> list[Path]:
-    """The saved runs of a folder: itself, or those directly inside it, sorted by name."""
+    """The saved runs of a folder: itself, or those directly inside it, sorted by name; or a file with a sight."""
+    if folder.suffix == SIGHT and os.path.lexists(folder) and not folder.is_dir():
+        return [folder]
     if _is_file(folder / INDEX):
         return [folder]
     # Whatever is called like an index makes a run: one that is no file is named when it is left out.
@@ -47,9 +82,9 @@ def find(folder: Path) -> list[Path]:
     if not found:
         raise InputError(
             f"there is no saved run in {folder.name or folder}",
-            expected=f"a folder with {INDEX}, or one that holds such folders",
-            got="none" if folder.exists() else "no such folder",
-            hint="sightline look TEXT --out FOLDER, or seen.save(folder)",
+            expected=f"a folder with {INDEX}, one that holds such folders, or a sight in a file {SIGHT}",
+            got=("none" if folder.is_dir() else "another file") if folder.exists() else "no such folder",
+            hint=f'sightline look TEXT --out FOLDER, seen.save(folder), or sight.save("sight{SIGHT}")',
         )
     return found
 
@@ -70,13 +105,26 @@ def saved_runs(folder: Path) -> tuple[list[SavedRun], list[str]]:
 
 def _runs(path: Path) -> list[SavedRun]:
     """A run for every text of a saved batch."""
-    seen = _load(path)
+    if path.suffix == SIGHT and not path.is_dir():
+        one = OneSight(path)
+        made = [_sight_run(path, one, batch) for batch in range(one.members)]
+    else:
+        seen = _load(path)
+        made = runs_of(seen, origin=plain(path.name), growing=not seen.complete)
     runs = []
-    for run in runs_of(seen, origin=plain(path.name), growing=not seen.complete):
+    for run in made:
         about = run.summary()
         about["title"] = about["title"] or run.origin
         runs.append(SavedRun(about, path, run.batch))
     return runs
+
+
+def _sight_run(path: Path, one: OneSight, batch: int) -> Run:
+    queries, keys = one.sight.shape[-2:]
+    tokens, memory = [""] * queries, None if queries == keys else [""] * keys
+    origin = plain(path.name) + (f" [{batch}]" if one.members > 1 else "")
+    id = content_id(one, tokens, batch, {"keys": keys, "origin": origin})
+    return Run(id, one, tokens, memory=memory, batch=batch, origin=origin)
 
 
 def _load(path: Path) -> Seen:
@@ -105,10 +153,14 @@ def _load(path: Path) -> Seen:
 def _check_sizes(seen: Seen) -> None:
     maps = 0
     for name in seen.layers:
-        batch, heads, queries, keys = shape = seen[name].shape
-        maps += heads
-        if not min(shape) or batch > MEMBERS or maps > MAPS or max(queries, keys) > LONGEST:
-            raise InputError(f"{name} has sizes that cannot be served: {tuple(shape)}")
+        shape = seen[name].shape
+        maps += shape[1]
+        _check_size(name, shape, maps)
+
+
+def _check_size(name: str, shape: tuple[int, ...], maps: int) -> None:
+    if not min(shape) or shape[0] > MEMBERS or maps > MAPS or max(shape[2:]) > LONGEST:
+        raise InputError(f"{name} has sizes that cannot be served: {tuple(shape)}")
 
 
 def _check_meta(meta: dict[str, Any]) -> None:
