@@ -9,7 +9,7 @@ import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
-import { bare, decode, type State, Store } from "./state";
+import { bare, type State, Store } from "./state";
 
 // Milliseconds between two words to the server that a run is looked at.
 const LOOK = 30_000;
