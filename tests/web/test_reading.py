@@ -313,6 +313,40 @@ def test_a_text_that_has_grown_looks_as_it_does_when_it_is_read_anew(browser: Br
         server.close()
 
 
+# Two texts beside each other
+
+
+def test_a_pin_follows_the_text_and_says_where_it_cannot(visit: Visit, add: Add) -> None:
+    a, b, c = (
+        add(make_run(sights(len(tokens)), tokens, model=f"of {len(tokens)}"))
+        for tokens in (
+            ["[CLS]", "the", "ki", "##ds", "le", "##ft", "."],
+            ["The", "Ġbig", "Ġlions", "Ġroared", "Ġand", "Ġleft", "."],
+            ["ĠQuite", "Ġanother"],
+        )
+    )
+    page = visit.open(f"#v=1&run={a}&view=compare&L=0&H=0&q=4&k=1&with={b},0,0")
+    visit.settle()
+    pinned = ".compare-side:nth-child({}) .axis-label.{}.pinned"
+    assert page.locator(pinned.format(2, "row")).all_inner_texts() == ["left"]
+    assert page.locator(pinned.format(2, "column")).all_inner_texts() == ["The"]
+    assert page.locator(".compare-note").is_hidden()
+    page.click(".t[data-t='2']")
+    page.mouse.move(2, 2)
+    page.wait_for_selector(".compare-note >> text=not in the second text")
+    assert page.locator(pinned.format(1, "row")).all_inner_texts() == ["ki"]
+    assert page.locator(pinned.format(2, "row")).count() == 0
+    page.select_option("select[aria-label='second run']", c)
+    page.wait_for_selector(".compare-note >> text=no text in common")
+    visit.accessible("two texts", "#centre")
+    assert page.locator(pinned.format(2, "row")).count() == 0
+    surface = page.locator(".compare-side:nth-child(2) .surface").bounding_box()
+    assert surface is not None
+    page.mouse.click(surface["x"] + 8, surface["y"] + 8)
+    page.wait_for_selector(".notice >> text=the first text has neither")
+    assert "q=2&" in page.url
+
+
 # A server that is gone for a while
 
 

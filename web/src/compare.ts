@@ -21,6 +21,7 @@ export class Compare {
     this.context.store.push({ difference: choice === "difference" }),
   );
   private pickers = el("div", { class: "compare-pickers" });
+  private note = el("p", { class: "compare-note", attrs: { role: "status", hidden: true } });
   private visible = false;
   private built = "";
   private pairing: Pairing | null = null;
@@ -34,6 +35,7 @@ export class Compare {
       "div",
       { class: "compare" },
       el("div", { class: "compare-bar" }, this.pickers, this.mode.node),
+      this.note,
       this.maps,
     );
     onChange(context.run, () => this.update());
@@ -87,6 +89,7 @@ export class Compare {
     if (!this.visible) return;
     const heads = this.heads();
     this.drawPickers();
+    this.note.hidden = true;
     if (!heads) {
       this.clear();
       this.mode.node.hidden = true;
@@ -114,6 +117,7 @@ export class Compare {
       { q: inside(q, a, "queries"), k: inside(k === null ? [] : [k], a, "keys") },
       { q: this.across(q, "query"), k: this.across(k === null ? [] : [k], "key") },
     ];
+    this.tell(q.length > pins[1].q.length || (k !== null && !pins[1].k.length));
     // Two heads share what may be shown. Two maps leave room for the coarser tiles that stand in on each.
     const tiles = SHOWN / 2 - (difference ? 0 : 16);
     this.views.forEach((view, i) => {
@@ -130,7 +134,7 @@ export class Compare {
       this.context.loader,
       {
         hover: (cells, x, y, value) => this.hover(view, tooltip, cells, x, y, value),
-        click: (cells, event) => single(cells) && this.context.pin(...this.own(view, cells), event.shiftKey),
+        click: (cells, event) => single(cells) && this.pin(view, cells, event.shiftKey),
         moved: (place) => this.follow(view, place),
         retry: () => this.context.retry(),
       },
@@ -142,14 +146,32 @@ export class Compare {
   }
 
   // A pin applies to both: what is pinned are cells of the first.
-  private own(view: MapView, { q0, k0 }: Cells): [number, number] {
+  private pin(view: MapView, cells: Cells, add: boolean): void {
+    const [q, k] = this.own(view, cells);
+    if (q === null && k === null) this.context.say("the first text has neither of these two tokens");
+    else this.context.pin(q, k, add);
+  }
+
+  // Whatever cannot be shown in both is said: nothing is pointed at by guess.
+  private tell(missing: boolean): void {
+    const read = this.heads()!.every(
+      ({ run: { tokens } }) => !tokens.named || tokens.texts.some((text) => text !== ""),
+    );
+    this.note.hidden = !read || (!this.pairing?.none && !missing); // texts that are still to come are not compared
+    this.note.textContent = this.pairing?.none
+      ? "These two have no text in common: what is pinned in one cannot be shown in the other."
+      : "Something that is pinned is not in the second text: there it is not marked.";
+  }
+
+  private own(view: MapView, { q0, k0 }: Cells): [number | null, number | null] {
     if (!this.views.indexOf(view) || !this.pairing) return [q0, k0];
     return [this.pairing.query(1, q0), this.pairing.key(1, k0)];
   }
 
   private across(pinned: number[], axis: "query" | "key"): number[] {
     const head = this.heads()![0];
-    return inside(pinned, head, axis === "query" ? "queries" : "keys").map((i) => this.pairing![axis](0, i));
+    const places = inside(pinned, head, axis === "query" ? "queries" : "keys").map((i) => this.pairing![axis](0, i));
+    return places.filter((i) => i !== null);
   }
 
   private hover(
@@ -169,7 +191,8 @@ export class Compare {
     this.views.forEach((other, to) => {
       if (other === view) return;
       const cell = cells && this.pairing && [this.pairing.query(1 - to, cells.q0), this.pairing.key(1 - to, cells.k0)];
-      other.setHover(cell && other.grid.bin(cell[0], cell[1]));
+      const [q, k] = cell ?? [null, null];
+      other.setHover(q === null || k === null ? null : other.grid.bin(q, k));
     });
     if (cells && single(cells)) {
       const [q, k] = this.own(view, cells);

@@ -10,10 +10,11 @@ export interface Extent {
   keys: number;
 }
 
-type Way = (i: number) => number;
+type Way = (i: number) => number | null;
 
-// Where a cell of one head stands in the map of the other.
+// Where a cell of one head stands in the map of the other; null where the other has nothing of it.
 export class Pairing {
+  readonly none: boolean; // whether nothing of one stands anywhere in the other
   private ways: { q: Way; k: Way }[];
 
   constructor(heads: [HeadRef, HeadRef]) {
@@ -22,52 +23,75 @@ export class Pairing {
       q: way(from.q, to.q, from.info.queries, to.info.queries),
       k: way(from.k, to.k, from.info.keys, to.info.keys),
     }));
+    this.none = Array.from({ length: axes[0].info.queries }, (_, i) => this.query(0, i)).every((i) => i === null);
   }
 
   // From the first map to the second, or from the second to the first.
-  query(from: number, q: number): number {
+  query(from: number, q: number): number | null {
     return this.ways[from].q(q);
   }
 
-  key(from: number, k: number): number {
+  key(from: number, k: number): number | null {
     return this.ways[from].k(k);
   }
 }
 
-// By the letters of the text, where both are of the same; else by the relative position.
+// By the letters of the text. Without a text there are positions alone, which mean the same where there are as many.
 function way(from: Tokens, to: Tokens, length: number, other: number): Way {
-  if (from === to && length === other) return (i) => i;
-  const same = from.length === length && to.length === other ? aligned(from, to) : null;
-  if (same) return (i) => same[i];
-  return (i) => Math.min(Math.floor(((i + 0.5) / length) * other), other - 1);
+  if (from === to || (!from.named && !to.named && length === other)) return (i) => (i < other ? i : null);
+  if (from.length !== length || to.length !== other) return () => null;
+  const found = aligned(from, to);
+  return (i) => found[i] ?? null;
 }
 
-// For every token the one of another text that holds its middle letter; null where the letters are not the same.
-export function aligned(from: Tokens, to: Tokens): number[] | null {
+// For every token the one of another text that holds its middle letter; null where its letters are not in both. What both
+// begin and end with is in both: a word that was changed, or a text that was written on, leaves the rest where it was.
+export function aligned(from: Tokens, to: Tokens): (number | null)[] {
   const [a, b] = [letters(from), letters(to)];
-  if (a.text !== b.text || !a.text) return null;
+  const shorter = Math.min(a.text.length, b.text.length);
+  let head = 0;
+  while (head < shorter && a.text[head] === b.text[head]) head++;
+  let tail = 0;
+  while (tail < shorter - head && a.text.at(-1 - tail) === b.text.at(-1 - tail)) tail++;
+  const moved = b.text.length - a.text.length;
+  const inHead = ([, stop]: Span, size: number) => stop <= head && size > 0;
+  const inTail = ([start]: Span, size: number) => start >= size - tail && size > 0;
   const holds = new Map<number, number>(); // which token of the other holds a letter
   const silent = new Map<number, number[]>(); // and which stand before it without any, as special ones do
-  b.spans.forEach(([start, stop], i) => {
+  b.spans.forEach((span, i) => {
+    const [start, stop] = span;
     if (start === stop) silent.set(start, [...(silent.get(start) ?? []), i]);
     for (let letter = start; letter < stop; letter++) holds.set(letter, i);
   });
   const met = new Map<number, number>();
-  return a.spans.map(([start, stop]) => {
-    if (start < stop) return holds.get((start + stop - 1) >> 1)!;
+  return a.spans.map((span) => {
+    const shift = inHead(span, a.text.length) ? 0 : inTail(span, a.text.length) ? moved : null;
+    if (shift === null) return null;
+    const [start, stop] = [span[0] + shift, span[1] + shift];
+    const whole = (i: number | undefined) => {
+      if (i === undefined) return null;
+      return inHead(b.spans[i], b.text.length) || inTail(b.spans[i], b.text.length) ? i : null;
+    };
+    if (start < stop) return whole(holds.get((start + stop - 1) >> 1));
     const before = silent.get(start);
     const nth = met.get(start) ?? 0;
     met.set(start, nth + 1);
-    return before ? before[Math.min(nth, before.length - 1)] : (holds.get(start) ?? holds.get(start - 1)!);
+    return before ? before[Math.min(nth, before.length - 1)] : whole(holds.get(start) ?? holds.get(start - 1));
   });
 }
 
-// The letters of a text, without spaces and without a difference of case; and those of each token.
-function letters(tokens: Tokens): { text: string; spans: [number, number][] } {
+type Span = [number, number];
+
+// The letters of a text, without spaces, accents and a difference of case; and those of each token.
+function letters(tokens: Tokens): { text: string; spans: Span[] } {
   let text = "";
-  const spans = tokens.texts.map((token, i): [number, number] => {
+  const spans = tokens.texts.map((token, i): Span => {
     const start = text.length;
-    if (!(tokens.kind(i) & SPECIAL)) text += token.replace(/\s/g, "").toLowerCase();
+    if (!(tokens.kind(i) & SPECIAL))
+      text += token
+        .normalize("NFD")
+        .replace(/[\s\p{M}]/gu, "")
+        .toLowerCase();
     return [start, text.length];
   });
   return { text, spans };

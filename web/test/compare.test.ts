@@ -31,9 +31,22 @@ describe("two texts", () => {
     expect(aligned(b, a)).toEqual([0, 0, 1, 3]);
   });
 
-  test("of other letters are not", () => {
-    expect(aligned(tokens("the", "kids"), tokens("the", "lions"))).toBeNull();
-    expect(aligned(tokens("", ""), tokens("", "", ""))).toBeNull();
+  test("of other letters are aligned where they are the same, and nowhere else", () => {
+    const [kids, lions] = [tokens("[CLS]", "the", "kids", "left", "."), tokens("the", "big", "lions", "le", "ft.")];
+    expect(aligned(kids, lions)).toEqual([0, 0, null, 3, 4]);
+    expect(aligned(lions, kids)).toEqual([1, null, null, 3, 3]);
+    expect(aligned(tokens("one", "two"), tokens("six", "ten"))).toEqual([null, null]);
+    expect(aligned(tokens("", ""), tokens("", "", ""))).toEqual([null, null]);
+  });
+
+  test("of which one was written on stay where they were", () => {
+    const [short, long] = [tokens("so", "they"), tokens("so", "the", "y", "left", "so", "they")];
+    expect(aligned(short, long)).toEqual([0, 1]);
+    expect(aligned(long, short)).toEqual([0, 1, 1, null, null, null]);
+  });
+
+  test("of which one lost its accents are of the same letters", () => {
+    expect(aligned(tokens("Le", " caf\u00e9", " noir"), tokens("le", "cafe", "noir"))).toEqual([0, 1, 2]);
   });
 });
 
@@ -56,12 +69,12 @@ describe("two maps", () => {
     expect([0, 1, 2, 3, 4].map((i) => pairing.key(1, i))).toEqual([0, 1, 1, 2, 3]);
   });
 
-  test("of two texts point at the same relative position, and never beside the map", () => {
+  test("of two texts point nowhere rather than somewhere", () => {
     const [a, b] = [run(), run([layer(0, { queries: 8, keys: 2 })])];
+    Object.assign(b, { tokens: tokens(..."abcdefgh") });
     const pairing = new Pairing([head(a), head(b)]);
-    expect(across(0, pairing, [0, 1, 2, 3])).toEqual([1, 3, 5, 7]);
-    expect(across(1, pairing, [0, 7])).toEqual([0, 3]);
-    expect([pairing.key(0, 3), pairing.key(1, 1)]).toEqual([1, 3]);
+    expect(across(0, pairing, [0, 1, 2, 3])).toEqual([null, null, null, null]);
+    expect([pairing.key(0, 3), pairing.key(1, 1), pairing.none]).toEqual([null, null, true]);
   });
 
   test("show the same part, one zoomed in further where it is shorter", () => {
