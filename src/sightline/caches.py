@@ -69,7 +69,7 @@ def listed() -> list[Cache]:
 def clear(*names: str) -> None:
     """Empty some caches, by their names or their packages' names; without any name, all of them.
 
-    >>> clear("attention", "lens.axes")
+    >>> clear("backends", "lens.axes")
     >>> clear("lense")
     Traceback (most recent call last):
     sightline.errors.InputError: there is no such cache

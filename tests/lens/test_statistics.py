@@ -173,9 +173,9 @@ def test_kernels_are_asked_for_what_they_know(monkeypatch: pytest.MonkeyPatch) -
         jobs.append((set(job.rows), list(job.tops), list(job.received), dict(job.grids)))
         return by_walk(levels, job)
 
-    monkeypatch.setattr(plan.on_gpu, "takes", lambda levels: True)
+    monkeypatch.setattr(plan.gpu_plan, "takes", lambda levels: True)
     monkeypatch.setattr(plan.trial, "passed", lambda call, job, *_: job.rows <= FUSED)
-    monkeypatch.setattr(plan.on_gpu, "run", kernels)
+    monkeypatch.setattr(plan.gpu_plan, "run", kernels)
     monkeypatch.setattr(plan, "_by_walk", walking)
     one = case(37, 53, "causal")
     sight = sl.look(one.q, one.k, stats=(NAME, *BESIDE), **one.options)

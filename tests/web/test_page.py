@@ -550,6 +550,60 @@ def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
         assert sizes[-1] == len(run.tokens) > 10
 
 
+@pytest.mark.parametrize("width, scheme", [(1440, "light"), (390, "dark")])
+def test_layers_appear_as_they_are_done(
+    browser: Browser, width: int, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run has a bar and the layers that are there; when all are, the page looks where it would have at first."""
+    monkeypatch.setattr("sightline.explore.model_runs.EVERY", 0.0)
+    go = threading.Event()
+    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    with asking(browser, "minilm", **options) as (visit, service):
+        assert service.models is not None
+        model, _ = service.models.get("minilm")
+        handle = model.encoder.layers[1].register_forward_pre_hook(lambda *_: go.wait(60) and None)
+        try:
+            page = visit.page
+            page.click("text=Run")
+            page.wait_for_selector(".app:not(.empty)")
+            visit.until("document.querySelectorAll('.head').length === 12")
+            assert page.locator("select[aria-label=layer] option").all_inner_texts() == ["Layer 0"]
+            assert page.locator(".progress progress").is_visible()
+            assert page.locator(".progress progress").get_attribute("value") == "1"
+            assert "running 1 of 6 layers" in page.locator(".progress").inner_text()
+            visit.until("document.querySelector('.sentence .weight').textContent !== ''")
+            assert "L=0&" in page.url
+            visit.accessible("a run that grows", ".progress")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        finally:
+            go.set()
+            handle.remove()
+        visit.until("document.querySelectorAll('.head').length === 72")
+        visit.until("location.hash.includes('L=1&H=8&')")
+        assert not page.locator(".progress").is_visible()
+        visit.settle()
+
+
+def test_a_run_that_is_taken_back_half_way_is_left(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.explore.model_runs.EVERY", 0.0)
+    go = threading.Event()
+    with asking(browser, "minilm") as (visit, service):
+        assert service.models is not None
+        model, _ = service.models.get("minilm")
+        handle = model.encoder.layers[2].register_forward_pre_hook(lambda *_: go.wait(60) and None)
+        try:
+            page = visit.page
+            page.click("text=Run")
+            visit.until("document.querySelectorAll('.head').length === 24")
+            visit.settle()
+            page.click(".progress >> text=Cancel")
+        finally:
+            go.set()
+            handle.remove()
+        page.wait_for_selector(".composer.alone")
+        assert service.library.listed() == []
+
+
 def test_on_a_phone_the_first_tap_points_and_the_second_pins(browser: Browser, live: Live) -> None:
     size = {"width": 390, "height": 844}
     visit = Visit(browser, live.base, viewport=size, has_touch=True, is_mobile=True)

@@ -173,13 +173,18 @@ export class Context {
       .loadThumbs()
       .then((estimate) => this.told(run, estimate))
       .catch(() => undefined);
-    run
+    const portraits = run
       .loadPortraits()
       .then(() => this.told(run, false))
       .catch(() => undefined);
     await run.tokens.load(() => undefined);
+    // All layers are there: unless someone has begun to look around, the one to look at first may be another.
+    const anew = open.info.growing && !info.growing && info.layers.length > open.info.layers.length;
+    if (anew) await portraits;
+    const link = anew && this.untouched() ? await this.firstLink(run) : null;
     if (this.run.value !== open) return;
     batch(() => {
+      if (anew && this.untouched()) this.choose(run, link, {});
       this.run.value = run;
       this.tokens.value++;
       // The floor is that of the length, as who comes later sees it; unless someone chose another.
@@ -207,7 +212,21 @@ export class Context {
     const found = await (known ? link : this.firstLink(run));
     if (!untouched()) return;
     if (!known) this.choose(run, found, this.fit(run, given).state);
-    else if (found) this.store.replace({ q: [found[0]], k: found[1] });
+    else if (found) {
+      this.store.replace({ q: [found[0]], k: found[1] });
+      this.chosen = JSON.stringify(this.looked);
+    }
+  }
+
+  private chosen: unknown = null; // what the page has chosen by itself
+
+  private untouched(): boolean {
+    return this.chosen === JSON.stringify(this.looked);
+  }
+
+  private get looked(): unknown {
+    const { run, layer, head, q, k, at, view, other } = this.state;
+    return { run, layer, head, q, k, at, view, other };
   }
 
   // The head to look at first, and its strongest link.
@@ -227,6 +246,7 @@ export class Context {
       difference: false,
       ...given,
     });
+    this.chosen = JSON.stringify(this.looked);
   }
 
   // Summaries have arrived; estimates are asked for again until they are exact.

@@ -166,7 +166,8 @@ export class Header {
     this.stopEvents?.();
     const stop = this.context.source.events(id, (order) => {
       this.show(order);
-      if (order.stage === "generating" && order.done > 1) void this.grow(id);
+      if (order.stage === "generating" ? order.done > 1 : order.stage === "running" && order.done > 0)
+        void this.grow(id);
       if (order.state === "done") {
         this.stopEvents = null;
         this.progress.hidden = true;
@@ -174,7 +175,8 @@ export class Header {
         void this.refresh().then(() => this.context.grow(id));
       } else if (order.state === "failed" || order.state === "cancelled") {
         this.stopEvents = null;
-        if (!this.context.run.value) this.invite();
+        if (this.context.run.value?.id === id) void this.leave();
+        else if (!this.context.run.value) this.invite();
       }
     });
     this.stopEvents = stop;
@@ -182,7 +184,14 @@ export class Header {
 
   private growing = false;
 
-  // The map of a text that is being generated, as far as it is written.
+  // What was shown of a run that will never be whole is no more on the server.
+  private async leave(): Promise<void> {
+    await this.refresh();
+    if (this.runs.length) await this.context.open(this.runs[0].id, true);
+    else location.assign("/");
+  }
+
+  // The map of a text that is being generated, as far as it is written; or the layers that are done.
   private async grow(id: string): Promise<void> {
     if (this.growing) return;
     this.growing = true;
@@ -220,7 +229,7 @@ export class Header {
       order.state === "queued"
         ? `waiting, place ${order.position}`
         : order.total
-          ? `${order.stage} ${order.done} of ${order.total}`
+          ? `${order.stage} ${order.done} of ${order.total}${order.stage === "running" ? " layers" : ""}`
           : order.stage;
     const problem = order.problem
       ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}`

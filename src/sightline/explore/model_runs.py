@@ -27,8 +27,8 @@ from sightline.watching.choose import LayerChoice
 
 # What the first view needs of every head; anything else is computed from q and k when it is asked for.
 STATS = ("entropy", "received", "overview", "overview_max", "shares")
-# Seconds between two looks at a run that is being generated: each reads all of it.
-EVERY = 1.0
+# Seconds between two looks at a run that is being made, each of which reads all of it; and of the time at most a share.
+EVERY, SHARE = 1.0, 0.1
 TITLES = {
     "minilm": "MiniLM-L6: encoder, 6 layers of 12 heads",
     "smollm2": "SmolLM2-135M: causal, 30 layers of 9 heads",
@@ -142,7 +142,7 @@ def watched(
     report: Report,
     growing: Callable[[Seen], None] | None = None,
 ) -> None:
-    """Run a model on a text and write what it attended to into a folder."""
+    """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile."""
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
     if not ids:
@@ -166,7 +166,7 @@ def watched(
     ):
         seen.meta.update(meta)
         if not request.generate:
-            with _progress(model, report, "running"):
+            with _progress(model, report, "running", _Peek(folder, growing)):
                 model(torch.tensor([ids], device=model.device))
         else:
             _generate(model, request, folder, seen, report, growing)
@@ -239,28 +239,45 @@ def _generate(
     model: Any, request: RunRequest, folder: Path, seen: Seen, report: Report, growing: Callable[[Seen], None] | None
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
-    known, told, text = 0.0, 0.0, []
+    peek, text = _Peek(folder, growing, wait=0.0), []
     report(stage="reading the text", done=0, total=request.generate)
     for i, piece in enumerate(model.stream(request.text, max_new_tokens=request.generate), start=1):
         text.append(piece)
         seen.meta["text"] = request.text + "".join(text)
         report(stage="generating", done=i, total=request.generate)
-        stamp = (folder / "index.json").stat().st_mtime
-        if growing is not None and stamp > known and i > 1 and time.monotonic() > told + EVERY:
-            known = stamp
-            growing(load_run(folder))
-            told = time.monotonic()
+        if i > 1:
+            peek()
+
+
+class _Peek:
+    """Hands out what a folder holds, whenever that has grown and some time has passed."""
+
+    def __init__(self, folder: Path, growing: Callable[[Seen], None] | None, wait: float | None = None) -> None:
+        self.index, self.growing = folder / "index.json", growing
+        self.known, self.next = 0, time.monotonic() + (EVERY if wait is None else wait)
+
+    def __call__(self) -> None:
+        if self.growing is None or time.monotonic() < self.next:
+            return
+        stamp, start = self.index.stat().st_mtime_ns, time.monotonic()
+        if stamp > self.known and (seen := load_run(self.index.parent)).layers:
+            self.known = stamp
+            self.growing(seen)
+        end = time.monotonic()
+        self.next = end + max(EVERY, (end - start) / SHARE)
 
 
 @contextmanager
-def _progress(model: Any, report: Report, stage: str) -> Iterator[None]:
-    """Report every attention layer that is done."""
+def _progress(model: Any, report: Report, stage: str, peek: Callable[[], None]) -> Iterator[None]:
+    """Report every attention layer that is done, and let those that are there be looked at."""
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     done = 0
 
     def hook(*_: object) -> None:
         nonlocal done
         done += 1
+        if done < len(layers):
+            peek()  # first: whoever hears of a layer asks for it
         report(stage=stage, done=min(done, len(layers)), total=len(layers))
 
     report(stage=stage, done=0, total=len(layers))

@@ -45,6 +45,7 @@ class Job:
     problem: dict[str, str] | None = None
     made: float = field(default_factory=time.time)
     version: int = 0
+    looks: int = 0  # how often the run was handed out before it was there
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def about(self, position: int) -> dict[str, Any]:
@@ -241,7 +242,8 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
             for name in seen.layers:
                 seen.shares(name)  # read now, by the thread that also writes: later the files may be newer
             run = as_run(job.id, seen, cleanup=cleanup)
-            run.growing, run.revision = True, len(run.tokens)
+            job.looks += 1
+            run.growing, run.revision = True, job.looks
             grown(run)
 
         try:
