@@ -93,5 +93,5 @@ class Source(Protocol):
 
 
 # Makers of sources for models of others, each given the model and the choice of layers; None if there is nothing for
-# them in it. `sightline.watching` puts its own here: it stands above, and knows the functions of torch and transformers.
+# them in it. `sightline.watching` puts its own here: it stands above and knows the functions of torch and transformers.
 OF_OTHERS: list[Callable[[nn.Module, Layers], Source | None]] = []
