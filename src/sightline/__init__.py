@@ -1,6 +1,6 @@
 """Sightline: attention you can see through."""
 
-from sightline import caches, errors, lookup, models, nn, positions, steps
+from sightline import caches, errors, lookup, models, nn, positions, steps, targets
 from sightline.backends import Choice, attention, which_backend
 from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
@@ -35,6 +35,7 @@ __all__ = [
     "positions",
     "prefix",
     "steps",
+    "targets",
     "watch",
     "which_backend",
     "window",
