@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sightline.watching.intercept import active
 from sightline.watching.record.batches import aside
+from sightline.watching.record.decoding_steps import differ
 from sightline.watching.record.readings import Asked
 
 if TYPE_CHECKING:
@@ -163,14 +164,14 @@ def sizes(v: Tensor, weight: Tensor | None, s: Sizes) -> Tensor | None:
 def _is_output(x: Tensor, out: Tensor) -> bool:
     """Whether a tensor holds the heads' output, one head beside the other, and nothing else."""
     _, heads, _, dim = out.shape
-    if x.numel() != out.numel() or not x.dim() or x.shape[-1] != heads * dim or x.device != out.device:
+    if x.numel() != out.numel() or not x.dim() or x.shape[-1] != heads * dim or (x.dtype, x.device) != (out.dtype, out.device):
         return False
     rows = x.reshape(-1, heads * dim)
     for order in ((0, 2, 1, 3), (2, 0, 1, 3)):
         wanted = out.permute(order)
         first = wanted[0, 0].reshape(-1)
-        if torch.equal(rows[0].to(first.dtype), first):
-            return torch.equal(rows.to(out.dtype), wanted.reshape(-1, heads * dim))
+        if not bool(differ(rows[0], first).any()):
+            return not bool(differ(rows, wanted.reshape(-1, heads * dim)).any())
     return False
 
 
