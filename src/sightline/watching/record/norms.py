@@ -164,7 +164,12 @@ def sizes(v: Tensor, weight: Tensor | None, s: Sizes) -> Tensor | None:
 def _is_output(x: Tensor, out: Tensor) -> bool:
     """Whether a tensor holds the heads' output, one head beside the other, and nothing else."""
     _, heads, _, dim = out.shape
-    if x.numel() != out.numel() or not x.dim() or x.shape[-1] != heads * dim or (x.dtype, x.device) != (out.dtype, out.device):
+    if (
+        x.numel() != out.numel()
+        or not x.dim()
+        or x.shape[-1] != heads * dim
+        or (x.dtype, x.device) != (out.dtype, out.device)
+    ):
         return False
     rows = x.reshape(-1, heads * dim)
     for order in ((0, 2, 1, 3), (2, 0, 1, 3)):
