@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,8 @@ class Watcher(Following, Repeating):
         self.begin_following()
         self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
+        if self.deeper.norms is not None and self.writer is not None:
+            self.deeper.norms.then = self._written_first
         self.listening = Listening(WatchMode(), inner(model), names)
 
     def __enter__(self) -> Seen:
@@ -131,6 +134,8 @@ class Watcher(Following, Repeating):
         self.listening.learn(self.seen, kind is None)
         if self.writer is not None:
             self.writer.finish(complete=kind is None)
+            if self.influence is not None:
+                self.influence.then = partial(self.writer.finish, complete=kind is None)
         if kind is None:
             self._say_if_nothing()
 
@@ -333,7 +338,7 @@ class Watcher(Following, Repeating):
             self._account(layer, part, looked, call, row, place)
         if self.deep:
             self.deeper.take(layer, part, looked, call, row)
-        if self.writer is not None and len(layer.parts) == 1:
+        if self.writer is not None and len(layer.parts) == 1 and not self.deeper.waits(layer):
             self.writer.add(layer)
 
     def _account(self, layer: Layer, part: Part, looked: Looked, call: Call, row: Tensor, place: Place) -> None:
@@ -364,6 +369,11 @@ class Watcher(Following, Repeating):
             self.follow.step(layer.name, looked.call.k, part.first_key, layer.kind == "cross")
             part.arriving = self.ship.send(account(call, row, self.wanted, place) | found)
             layer.parts.append(part)
+
+    def _written_first(self, layer: Layer) -> None:
+        """What its keys carry is known now: a layer that waited for that is written."""
+        if self.writer is not None and len(layer.parts) == 1 and layer.name not in self.writer.written:
+            self.writer.add(layer)
 
     def own_mask(self, call: Call) -> Mask | None:
         """A copy of a mask where it was, made once in a pass: nobody writes into it."""

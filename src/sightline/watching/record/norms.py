@@ -7,6 +7,7 @@ at 0, which is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,6 +49,7 @@ class Projections:
         self.names = names
         self.known: dict[str, tuple[nn.Module | Tensor, str]] = {}  # by the path of the module that attends
         self.pending: list[Pending] = []
+        self.then: Callable[[Layer], None] | None = None  # whom to tell that it is known of a layer
 
     def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
         """Hear what modules are given."""
@@ -125,6 +127,8 @@ class Projections:
             one.part.extra |= {"sizes": found.cpu(), "norms_of": words}
             one.asked.read_norms(one.part, found, words)
             one.layer.changed()
+        if self.then is not None:
+            self.then(one.layer)
 
 
 # Modules that hand on what they are given, in evaluation.
