@@ -40,7 +40,8 @@ class Answers(Facts):
         >>> torch.allclose(sight.influence, sight.tile(slice(0, 5), slice(0, 5), of="influence").sum(-1), atol=1e-5)
         True
         """
-        return self._shaped(self._along().clone())
+        # A row that sees nothing has an output of 0, whatever g holds there.
+        return self._shaped(torch.where(self._sees(), self._along(), 0.0))
 
     def prepare(self, *stats: Request) -> Self:
         """Compute several statistics in one pass, to be asked for later.

@@ -173,6 +173,12 @@ def dot(grad: Tensor, out: Tensor) -> Float[Tensor, "*batch heads queries"]:
     return torch.einsum("...d,...d->...", grad.to(dtype), out.to(dtype))
 
 
+def times_sizes(received: Tensor, extra: Extra) -> Float[Tensor, "*batch heads keys"]:
+    """What keys received of norms, from what they received; 0 where that is nothing, whatever v holds there."""
+    assert extra.sizes is not None
+    return torch.where(received == 0, 0.0, received * extra.sizes.to(received.dtype))
+
+
 def _dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
