@@ -185,6 +185,10 @@ def machine() -> dict:
         import triton
 
         where |= {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__}
+    elif "sightline" in sys.modules:
+        from sightline.kernels.native import tile as native_tile
+
+        where["account"] = native_tile.found().said
     where |= earlier
     for module, package in PEERS.items():
         if module in sys.modules:
