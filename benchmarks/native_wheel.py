@@ -23,9 +23,12 @@ TOKENS, HEADS, DIM, ROUNDS = 4096, 8, 64, 9
 def inside() -> None:
     """In the process that has the wheel: what runs there, written to standard output as JSON."""
     import torch
-    from sightline.benchmarks import harness
 
     import sightline as sl
+
+    sys.path.insert(0, str(Path(sl.__file__).parent / "benchmarks"))
+    import harness
+
     from sightline.kernels.native import build
     from sightline.kernels.native import tile as native_tile
 
