@@ -31,6 +31,7 @@ LAYERS = (
     ("kernels",),
     ("backends",),
     ("lens",),
+    ("parallel",),
     ("nn", "steps"),
     ("models", "watching"),
     ("plots",),
@@ -66,6 +67,7 @@ PUBLIC_NAMES = (
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",
@@ -73,7 +75,7 @@ PUBLIC_NAMES = (
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel")
 
 OPTIONAL_PACKAGES = (
     "anywidget",
