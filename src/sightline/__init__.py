@@ -1,6 +1,6 @@
 """Sightline: attention you can see through."""
 
-from sightline import caches, errors, lookup, models, nn, positions, steps
+from sightline import caches, errors, lookup, models, nn, parallel, positions, steps
 from sightline.backends import Choice, attention, which_backend
 from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
@@ -34,6 +34,7 @@ __all__ = [
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",
