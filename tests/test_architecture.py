@@ -34,6 +34,7 @@ LAYERS = (
     ("parallel",),
     ("nn", "steps"),
     ("models", "watching"),
+    ("editing",),
     ("plots",),
     ("lessons",),
     ("explore",),
@@ -45,6 +46,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 PUBLIC_NAMES = (
     "Choice",
+    "Edits",
     "Mask",
     "Picture",
     "Received",
@@ -60,6 +62,7 @@ PUBLIC_NAMES = (
     "declare",
     "dense",
     "documents",
+    "edit",
     "errors",
     "load",
     "look",
