@@ -124,9 +124,11 @@ class Run:
 
     def special_keys(self, layer: Layer) -> np.ndarray:
         """Which keys are special tokens."""
-        kinds = np.array(self.key_labels(layer).kinds[: layer.keys], dtype=np.int64)
-        kinds = np.pad(kinds, (0, max(0, layer.keys - len(kinds))))
-        return (kinds & labels.SPECIAL) > 0
+        return _special(self.key_labels(layer), layer.keys)
+
+    def special_queries(self, layer: Layer) -> np.ndarray:
+        """Which queries are special tokens."""
+        return _special(self.labels, layer.queries)
 
     def close(self) -> None:
         """Remove what the run has on disk, if that was made for it alone."""
@@ -156,6 +158,11 @@ class Run:
         about = self.about()
         names = ("id", "model", "origin", "title", "tokens", "layer_numbers", "growing", "revision")
         return {name: about[name] for name in names}
+
+
+def _special(tokens: Labels, length: int) -> np.ndarray:
+    kinds = np.array(tokens.kinds[:length], dtype=np.int64)
+    return (np.pad(kinds, (0, max(0, length - len(kinds)))) & labels.SPECIAL) > 0
 
 
 def _numbers(account: Account) -> list[int]:
