@@ -3,13 +3,13 @@
 import { batch, signal } from "@preact/signals-core";
 import { carried } from "./carrier";
 import { onChange } from "./changes";
-import { floorFor, type Scale } from "./colors";
+import { opening, rescaled, type Scale, type ScaleName } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
 import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
-import { bare, type State, Store } from "./state";
+import { bare, type State, Store, same } from "./state";
 
 // Milliseconds between two words to the server that a run is looked at.
 const LOOK = 30_000;
@@ -94,6 +94,10 @@ export class Context {
   scale(difference = false): Scale {
     const { scale, lo, hi, map } = this.state;
     return { name: scale, lo, hi, map, dark: this.dark.value, difference };
+  }
+
+  useScale(name: ScaleName): void {
+    this.store.push(rescaled(name, this.state.lo, this.run.value?.longest ?? 1));
   }
 
   switchTheme(): void {
@@ -188,7 +192,8 @@ export class Context {
       this.run.value = run;
       this.tokens.value++;
       // The floor is that of the length, as who comes later sees it; unless someone chose another.
-      if (this.state.lo === floorFor(open.longest)) this.store.replace({ lo: floorFor(run.longest) });
+      const { scale, lo } = this.state;
+      if (same({ scale, lo }, opening(open.longest))) this.store.replace(opening(run.longest));
       if (this.following.value) this.store.replace({ q: [info.layers[0].queries - 1], k: null });
     });
   }
@@ -240,7 +245,7 @@ export class Context {
       q: link ? [link[0]] : [],
       k: link ? link[1] : null,
       at: null,
-      lo: floorFor(run.longest),
+      ...opening(run.longest),
       hi: 1,
       other: null,
       difference: false,
@@ -378,7 +383,8 @@ export class Context {
   // Make an address fit the run: what is impossible is put right, and said.
   fit(run: OpenRun, given: Partial<State>): { state: Partial<State>; notices: string[] } {
     const notices: string[] = [];
-    const state = { lo: floorFor(run.longest), hi: 1, ...given };
+    const scale = given.scale ?? (given.lo ? "log" : opening(run.longest).scale);
+    const state = { ...rescaled(scale, given.lo ?? 0, run.longest), hi: 1, ...given };
     const layers = run.info.layers.length;
     if (state.layer !== undefined && state.layer >= layers) {
       notices.push(`there is no layer ${state.layer}`);
@@ -405,10 +411,9 @@ export class Context {
       notices.push("a report has no steps");
       state.view = "map";
     }
-    if (!(state.lo > 0 && state.hi > state.lo && state.hi <= 1)) {
+    if (!((state.lo > 0 || state.scale === "linear") && state.hi > state.lo && state.hi <= 1)) {
       notices.push("the colour bounds do not fit");
-      state.lo = floorFor(run.longest);
-      state.hi = 1;
+      Object.assign(state, rescaled(state.scale, 0, run.longest), { hi: 1 });
     }
     return { state, notices };
   }

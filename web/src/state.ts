@@ -38,6 +38,7 @@ export interface State {
   other: Other | null;
   difference: boolean;
   diagonal: boolean;
+  aside: boolean; // whether the first token is set aside where it takes much
 }
 
 export const START: State = {
@@ -57,6 +58,7 @@ export const START: State = {
   other: null,
   difference: false,
   diagonal: true,
+  aside: true,
 };
 
 export const VIEWS: View[] = ["map", "links", "steps", "compare"];
@@ -89,6 +91,7 @@ export function encode(state: State, numbers: Numbers = PLACES): string {
   if (other) put("with", `${other.run},${numbers(other.run)?.[other.layer] ?? other.layer},${other.head}`);
   if (state.difference) put("diff", 1);
   if (!state.diagonal) put("diag", 0);
+  if (!state.aside) put("aside", 0);
   return `#${parts.join("&")}`;
 }
 
@@ -151,6 +154,7 @@ export function decode(hash: string, numbers: Numbers = PLACES): { state: Partia
     state.other = { run: other[0], layer: place(+other[1], other[0]), head: +other[2] };
   if (given.get("diff") === "1") state.difference = true;
   if (given.get("diag") === "0") state.diagonal = false;
+  if (given.get("aside") === "0") state.aside = false;
   return { state, notices };
 }
 
@@ -223,10 +227,11 @@ export class Store {
 
   private arrive(): void {
     const { state } = this.addressed();
-    this.signal.value = { ...START, lo: this.now.lo, hi: this.now.hi, ...state, run: state.run ?? this.now.run };
+    const { scale, lo, hi, run } = this.now;
+    this.signal.value = { ...START, scale, lo, hi, ...state, run: state.run ?? run };
   }
 }
 
-function same(a: unknown, b: unknown): boolean {
+export function same(a: unknown, b: unknown): boolean {
   return a === b || JSON.stringify(a) === JSON.stringify(b);
 }

@@ -18,13 +18,14 @@ const FULL: State = {
   other: { run: "ffff-0", layer: 2, head: 7 },
   difference: true,
   diagonal: false,
+  aside: false,
 };
 
 describe("an address", () => {
   test("says everything that is looked at", () => {
     expect(encode(FULL)).toBe(
       "#v=2&run=0123abcd&view=compare&L=3&H=1&q=9,12&k=5&at=10.25,4,-2&pool=max&scale=linear&lo=0.000001&hi=0.5" +
-        "&map=viridis&shade=received&with=ffff-0,2,7&diff=1&diag=0",
+        "&map=viridis&shade=received&with=ffff-0,2,7&diff=1&diag=0&aside=0",
     );
   });
 
