@@ -226,6 +226,10 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
+        /** @description The whole text of a run. */
+        Text: {
+            text: string;
+        };
         Tokens: {
             from: number;
             to: number;
