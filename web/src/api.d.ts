@@ -260,6 +260,10 @@ export interface components {
                 number
             ][][][];
         };
+        /** @description The whole text of a run. */
+        Text: {
+            text: string;
+        };
         Tokens: {
             from: number;
             to: number;
