@@ -363,6 +363,25 @@ def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], s
     return lambda results: make(results, kind)
 
 
+def references(results: Results) -> str:
+    """The heads that follow a reference most often, and what chance gives."""
+    rows = []
+    for found in results.rows("references-cpu"):
+        count = found["sentences"]
+        for best in found["best"][:3]:
+            rows.append(
+                (
+                    f"{found['model']}, {found['heads']} heads",
+                    f"layer {best['layer']}, head {best['head']}",
+                    f"{best['hits']} of {count}",
+                    f"{best['first']} of {count}",
+                )
+            )
+        chance = round(count * found["best_by_chance"])
+        rows.append(("", "*the best of all by chance*", f"{chance} of {count}", ""))
+    return table(("model", "head", "hits", "looks at the first noun"), rows, words=(0, 1))
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "peers": peers,
     "scoreboard": lambda results: table(*scoreboard(results), words=(0, 1, 5)),
@@ -373,6 +392,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "grouped": grouped,
     "installs": installs,
     "extras": extras,
+    "references": references,
 }
 for _kind in ("cpu", "gpu"):
     for _name, _make in {
