@@ -31,8 +31,10 @@ LAYERS = (
     ("kernels",),
     ("backends",),
     ("lens",),
+    ("parallel",),
     ("nn", "steps"),
     ("models", "watching"),
+    ("editing",),
     ("plots",),
     ("lessons",),
     ("explore",),
@@ -44,6 +46,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 PUBLIC_NAMES = (
     "Choice",
+    "Edits",
     "Mask",
     "Picture",
     "Received",
@@ -59,6 +62,7 @@ PUBLIC_NAMES = (
     "declare",
     "dense",
     "documents",
+    "edit",
     "errors",
     "load",
     "look",
@@ -68,6 +72,7 @@ PUBLIC_NAMES = (
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",
@@ -76,7 +81,7 @@ PUBLIC_NAMES = (
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "targets")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel", "targets")
 
 OPTIONAL_PACKAGES = (
     "anywidget",
