@@ -27,12 +27,14 @@ LAYERS = (
     ("errors", "folders", "version"),
     ("caches", "files", "memory", "portable", "shapes"),
     ("biases",),
-    ("masks", "normalizers", "positions", "lookup"),
+    ("masks", "normalizers", "positions", "lookup", "targets"),
     ("kernels",),
     ("backends",),
     ("lens",),
+    ("parallel",),
     ("nn", "steps"),
     ("models", "watching"),
+    ("editing",),
     ("plots",),
     ("lessons",),
     ("explore",),
@@ -44,6 +46,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 PUBLIC_NAMES = (
     "Choice",
+    "Edits",
     "Mask",
     "Picture",
     "Received",
@@ -59,6 +62,7 @@ PUBLIC_NAMES = (
     "declare",
     "dense",
     "documents",
+    "edit",
     "errors",
     "load",
     "look",
@@ -68,14 +72,16 @@ PUBLIC_NAMES = (
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",
+    "targets",
     "watch",
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel", "targets")
 
 OPTIONAL_PACKAGES = (
     "anywidget",
