@@ -1,6 +1,6 @@
 """Sightline: attention you can see through."""
 
-from sightline import caches, errors, lookup, models, nn, positions, steps
+from sightline import caches, errors, lookup, models, nn, positions, steps, targets
 from sightline.backends import Choice, attention, which_backend
 from sightline.editing import Edits, edit
 from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
@@ -38,6 +38,7 @@ __all__ = [
     "positions",
     "prefix",
     "steps",
+    "targets",
     "watch",
     "which_backend",
     "window",

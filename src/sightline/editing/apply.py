@@ -32,7 +32,7 @@ def apply(acts: list[Act], attended: Attended, place: Place, means: Means, real:
         block = Block(call, inputs, place)
         out = block.put(out, block.output(), block.touched(inputs))
         changed = [act for act in inputs if act.step in MAP]
-        if changed and attended.watched:
+        if attended.watched:
             edited = shown(attended, block, changed, edited)
         if changed and weights is not None:
             edited = edited._replace(weights=_weights(weights, block, changed))

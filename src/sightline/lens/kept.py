@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from sightline.backends.call import Call
+    from sightline.lens.readings import Extra
     from sightline.lens.requests import Request
 
 
@@ -54,13 +55,20 @@ class KeptSight(Sight):
     (1, 1)
     """
 
-    def __init__(self, call: Call, row: Tensor, kept: Mapping[Any, Any], lacks: str | None = None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        row: Tensor,
+        kept: Mapping[Any, Any],
+        lacks: str | None = None,
+        extra: Extra | None = None,
+    ) -> None:
         """`lacks` says what a file of an older format did not hold."""
-        super().__init__(call, row)
+        super().__init__(call, row, extra=extra)
         self._kept, self._lacks = dict(kept), lacks
 
-    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> KeptSight:
-        sight = KeptSight(call, row, kept, self._lacks)
+    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any], extra: Extra) -> KeptSight:
+        sight = KeptSight(call, row, kept, self._lacks, extra)
         sight.mask_known = self.mask_known
         return sight
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from sightline.backends.call import Call
     from sightline.lens.levels import Levels
+    from sightline.lens.readings import Extra
 
 
 class TopKeys(NamedTuple):
@@ -242,10 +243,11 @@ class Sight(Facts):
         s = self.call.sizes
         member, chosen = check_selection(batch, heads, s.batch, s.heads)
         kept = select_kept(self._kept, len(s.batch), member, chosen)
-        return self._like(*select(self.call, self.row, member, chosen), kept)
+        extra = self.extra.select(s.groups, member, chosen)
+        return self._like(*select(self.call, self.row, member, chosen), kept, extra)
 
-    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> Sight:
-        sight = Sight(call, row)
+    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any], extra: Extra) -> Sight:
+        sight = Sight(call, row, extra=extra)
         sight._kept, sight._lacks = kept, self._lacks
         return sight
 

@@ -8,7 +8,7 @@ those. What passes by the count (`.data`, memory that numpy shares) cannot be no
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -28,6 +28,13 @@ class Unchanged:
         tensors += [("bias", part) for part in tensors_of(call.bias)]
         tensors += [("the mask", part) for part in tensors_of(call.mask)]
         self._then = [(name, x, count(x)) for name, x in tensors if isinstance(x, Tensor)]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Unchanged:
+        """Of some tensors, by the names that an error calls them."""
+        found = cls.__new__(cls)
+        found._then = [(name, x, count(x)) for name, x in tensors.items()]
+        return found
 
     def check(self) -> None:
         """Raise if any tensor was changed since."""
