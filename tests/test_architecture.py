@@ -46,6 +46,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC_NAMES = (
     "Choice",
     "Edits",
+    "Effects",
     "Mask",
     "Picture",
     "Sight",
@@ -60,6 +61,7 @@ PUBLIC_NAMES = (
     "dense",
     "documents",
     "edit",
+    "effects",
     "errors",
     "load",
     "look",
