@@ -31,6 +31,7 @@ from sightline.watching.record.folder import Writer
 from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
 from sightline.watching.record.layer import Layer, Part
+from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
@@ -55,9 +56,10 @@ class Watcher(Following):
         folder: Path | None,
         reader: Reader,
         compact: bool,
+        runs: int | None = 1,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
-        self.keep, self.compact, self.reader = keep, compact, reader
+        self.keep, self.compact, self.reader, self.runs = keep, compact, reader, runs
         self.names = names
         self.encoder, self.decoder = hf.halves(inner(model))
         self.seen = Seen(meta=about(model), reader=reader)
@@ -253,14 +255,17 @@ class Watcher(Following):
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
-        if self.seen.layers and not self.warned and not grown and not self.search:
+        if self.runs != 1 and not grown and not self.search:
+            self.gather.flush()
+            put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
+        elif self.seen.layers and not self.warned and not grown and not self.search:
             self.warned = True
             warnings.warn(
                 explain(
                     "a second run began inside one sl.watch block",
                     expected="one forward pass or one generation in a block",
                     got="another input: its sights take the place of the first one's",
-                    hint="one block for each run: with sl.watch(model) as seen: model(…)",
+                    hint='one block for each run, or sl.watch(model, runs="all")',
                 ),
                 UserWarning,
                 stacklevel=2,
