@@ -20,6 +20,7 @@ from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
+from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
@@ -95,6 +96,7 @@ class Watcher(Following):
         with ExitStack() as stack:
             stack.enter_context(active.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
+            stack.enter_context(LIBRARIES)
             stack.enter_context(active.BLIND)
             base = inner(self.model)
             every = list(base.modules())
