@@ -75,6 +75,7 @@ class Seen:
         self._unseen: dict[str, str] = {}
         self._empty: str | None = None
         self._folder: Path | None = None  # where its layers are read from
+        self._runs: list[Seen] = []  # those before this one
 
     @property
     def layers(self) -> list[str]:
@@ -98,6 +99,23 @@ class Seen:
         {'0': 'its attention is written by hand: a softmax between two matrix products'}
         """
         return dict(self._unseen)
+
+    @property
+    def runs(self) -> list[Seen]:
+        """The runs of the block that were asked for by `sl.watch(…, runs=…)`, this one last.
+
+        A run is a forward pass, or a generation; each is a `Seen` of its own.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> with watch(layer, runs="all") as seen:
+        ...     for length in (5, 3):
+        ...         _ = layer(*[torch.randn(1, length, 16)] * 3)
+        >>> [run[0].shape for run in seen.runs], seen[0].shape
+        ([(1, 2, 5, 5), (1, 2, 3, 3)], (1, 2, 3, 3))
+        """
+        return [*self._runs, self]
 
     def __getitem__(self, layer: str | int) -> KeptSight:
         return self._layer(layer).sight()
