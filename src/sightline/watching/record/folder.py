@@ -64,7 +64,7 @@ class Writer:
 
     def __init__(self, folder: Path, seen: Seen, free: bool, keep_qk: bool = True) -> None:
         self.folder, self.seen, self.free, self.keep_qk = folder, seen, free, keep_qk
-        self.written: dict[str, int] = {}  # layers in the folder, and how many parts they had then
+        self.written: dict[str, str] = {}  # layers in the folder, and how far they had come then
         self.known: dict[str, bool] = {}  # whether their masks are in the folder
         self.files: dict[str, tuple[str, str]] = {}
         self.numbers: dict[str, int] = {}  # of its files; a layer that is dropped leaves its number to nobody
@@ -125,6 +125,9 @@ class Writer:
     def finish(self, complete: bool) -> None:
         """Write what has grown, and say that it is all."""
         self._write_grown()
+        for layer in self.seen._layers.values() if self.free else ():
+            if isinstance(layer, Layer):
+                layer.forget_gradients()
         self.seen.complete = complete
         # The layers are on the disk before the index that names them.
         for name in self.written:
@@ -137,7 +140,7 @@ class Writer:
         grown = [
             layer
             for layer in self.seen._layers.values()
-            if isinstance(layer, Layer) and self.written.get(layer.name, 0) != len(layer.parts)
+            if isinstance(layer, Layer) and self.written.get(layer.name) != layer.state
         ]
         for layer in grown:
             self.write(layer)
@@ -156,10 +159,10 @@ class Writer:
         if bias is not None and not isinstance(bias, Tensor):
             bias = bias.writable(queries, keys)
         self.known[layer.name] = known and sight.mask_known
-        copy = KeptSight(call.replace(mask=mask, bias=bias), sight.row, sight.kept)
+        copy = KeptSight(call.replace(mask=mask, bias=bias), sight.row, sight.kept, extra=sight.extra)
         # A layer that has grown is written beside what was there: whoever holds the last index finds its files.
-        parts = len(layer.parts) if isinstance(layer, Layer) else 1
-        names = (f"{number:04d}-{parts}.safetensors", f"{number:04d}-{parts}-rows.safetensors")
+        state = layer.state if isinstance(layer, Layer) else "1"
+        names = (f"{number:04d}-{state}.safetensors", f"{number:04d}-{state}-rows.safetensors")
         path = self.folder / names[0]
         # It waits for the disk once, at the end, and not in the middle of the model.
         store.save(copy, path, keep_qk=keep, durable=False)
@@ -168,7 +171,7 @@ class Writer:
         self.stale[0] += [old for old in self.files.get(layer.name, ()) if old not in names]
         self.files[layer.name] = names
         self.stale = [[old for old in group if old not in names] for group in self.stale]
-        self.written[layer.name] = parts
+        self.written[layer.name] = state
         if isinstance(layer, Layer) and self.free:
             layer.forget(lambda: _read_sight(path))
 
@@ -281,7 +284,7 @@ def _read_sight(path: Path) -> KeptSight:
         raise bad(path.parent, f"{path.name} is missing") from error
     if found.flat or len(found.call.sizes.batch) != 1:
         raise bad(path.parent, f"{path.name} is the sight of a single map")
-    return KeptSight(found.call, found.row, found.kept, found.lacks)
+    return KeptSight(found.call, found.row, found.kept, found.lacks, found.extra)
 
 
 def read_index(folder: Path) -> dict:
