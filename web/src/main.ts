@@ -22,6 +22,7 @@ import { bare, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
 import type { Tokens } from "./tokens";
+import { Tour } from "./tour";
 
 const NAMES: Record<View, string> = { map: "Map", links: "Links", steps: "Steps", compare: "Compare" };
 
@@ -32,11 +33,13 @@ class App {
   private aside = new AsideSwitch(this.context);
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
-  private help = new Help();
+  private help = new Help(() => this.tour.start());
+  private tour = new Tour((panel) => this.choosePanel(panel));
   private header = new Header(this.context, {
     share: () => this.share(),
     export: () => this.exports.open(),
     help: () => this.help.open(),
+    tour: () => this.tour.start(),
   });
   private heads = new Heads(this.context);
   private text = new TextView(this.context);
@@ -80,7 +83,7 @@ class App {
       "Heads",
     );
     handle.addEventListener("click", () => this.openRail(!this.root.classList.contains("rail-open")));
-    this.heads.node.addEventListener("chosen", () => this.openRail(false));
+    this.heads.node.addEventListener("chosen", () => this.headChosen());
     const all = el(
       "main",
       { class: "main" },
@@ -96,6 +99,7 @@ class App {
       this.header.node,
       this.header.progress,
       this.header.composerNode,
+      this.header.hint,
       all,
       this.panels,
       this.notice.node,
@@ -103,6 +107,7 @@ class App {
       this.header.unseen.dialog,
       this.help.node,
       this.exports.node,
+      this.tour.node,
     );
     host.replaceChildren(this.root);
     if (!this.context.source.live) this.frozen();
@@ -260,6 +265,14 @@ class App {
     this.showPanel(panel);
     if (panel === "centre" && view !== "map") this.context.store.replace({ view: "map" });
     if (panel === "more" && view === "map") this.context.store.replace({ view: "links" });
+  }
+
+  // On a phone a tap on a head opens its map.
+  private headChosen(): void {
+    this.openRail(false);
+    if (!matchMedia("(max-width: 899px)").matches) return;
+    if (this.context.state.view === "compare") this.showPanel("more");
+    else this.choosePanel("centre");
   }
 
   private openRail(open: boolean): void {
