@@ -31,8 +31,10 @@ LAYERS = (
     ("kernels",),
     ("backends",),
     ("lens",),
+    ("parallel",),
     ("nn", "steps"),
     ("models", "watching"),
+    ("editing",),
     ("plots",),
     ("lessons",),
     ("explore",),
@@ -44,9 +46,12 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 PUBLIC_NAMES = (
     "Choice",
+    "Edits",
     "Mask",
     "Picture",
+    "Received",
     "Sight",
+    "Spans",
     "Statistic",
     "Top",
     "TopKeys",
@@ -57,6 +62,7 @@ PUBLIC_NAMES = (
     "declare",
     "dense",
     "documents",
+    "edit",
     "errors",
     "load",
     "look",
@@ -66,6 +72,7 @@ PUBLIC_NAMES = (
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",
@@ -73,7 +80,7 @@ PUBLIC_NAMES = (
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

@@ -1,8 +1,9 @@
 """Sightline: attention you can see through."""
 
-from sightline import caches, errors, lookup, models, nn, positions, steps
+from sightline import caches, errors, lookup, models, nn, parallel, positions, steps
 from sightline.backends import Choice, attention, which_backend
-from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
+from sightline.editing import Edits, edit
+from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
 from sightline.version import __version__ as __version__
@@ -10,9 +11,12 @@ from sightline.watching import load, monitor, watch
 
 __all__ = [
     "Choice",
+    "Edits",
     "Mask",
     "Picture",
+    "Received",
     "Sight",
+    "Spans",
     "Statistic",
     "Top",
     "TopKeys",
@@ -23,6 +27,7 @@ __all__ = [
     "declare",
     "dense",
     "documents",
+    "edit",
     "errors",
     "load",
     "look",
@@ -32,6 +37,7 @@ __all__ = [
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",

@@ -55,7 +55,7 @@ def test_the_map_is_drawn_with_and_without_colours(saved: tuple[Path, str], colo
     )
     account(run, 3, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "L1 H8" in text
+    assert "L3 H1" in text
     assert ": queries down, keys across" in text
     assert ("█" in text) == (color is not None)
     assert ("@@" in text) == (color is None)
@@ -71,7 +71,7 @@ def test_a_head_is_no_number_and_what_is_said_is_explained(saved: tuple[Path, st
     said = " ".join(told.split())
     for column in re.split(r"\s{1,}", header[0].replace("strongest link", "strongest-link").strip())[1:]:
         assert re.search(rf"{column.replace('-', ' ')}[:,]", said), f"{column} is explained"
-    assert "sightline steps TEXT --model minilm --layer 1 --head 8" in told
+    assert "sightline steps TEXT --model minilm --layer 3 --head 1" in told
 
 
 @pytest.mark.parametrize("columns", [60, 80, 132])

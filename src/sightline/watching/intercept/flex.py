@@ -16,6 +16,7 @@ from sightline.errors import InputError
 from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.masks.functions import ModMask, read_score_mod
 from sightline.watching.intercept import active
+from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.torch_calls import look, position
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
                 hint="leave it out: sl.watch(model, layers=lambda name: …)",
             ) from error
     out = _run(func, args, kwargs, q.is_cuda)
+    if who.editing:
+        edited = change(who, q, k, v, out[0], mask, bias, given["scale"], first, softcap=cap)
+        out = (edited.out, *out[1:])
+        if tell(who, edited, first, 0) or not who.watching:
+            return out
     who.record(look(q, k, v, mask, bias, given["scale"], first, softcap=cap))
     return out
 
