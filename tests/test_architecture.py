@@ -47,6 +47,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC_NAMES = (
     "Choice",
     "Edits",
+    "Effects",
     "Mask",
     "Picture",
     "Received",
@@ -63,6 +64,7 @@ PUBLIC_NAMES = (
     "dense",
     "documents",
     "edit",
+    "effects",
     "errors",
     "load",
     "look",

@@ -42,3 +42,4 @@ class Edited(NamedTuple):
     weights: Tensor | None = None
     call: Call | None = None
     row: Tensor | None = None
+    values: Tensor | None = None  # where some of them are other than those of the call: one for each head
