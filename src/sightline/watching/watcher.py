@@ -40,6 +40,7 @@ from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
+from sightline.watching.silence import say_if_nothing
 from sightline.watching.tokens import Reader
 
 if TYPE_CHECKING:
@@ -141,33 +142,7 @@ class Watcher(Following, Repeating):
             if self.influence is not None:
                 self.influence.then = partial(self.writer.finish, complete=kind is None)
         if kind is None:
-            self._say_if_nothing()
-
-    def _say_if_nothing(self) -> None:
-        idle = self.layers.idle(list(dict.fromkeys([*self.order, *self.seen.unseen])))
-        unseen.say(self.seen.unseen, stacklevel=3)
-        if (self.seen.layers or self.seen.unseen) and not idle:
-            if not self.seen.layers:
-                self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
-            return
-        if self.order:
-            text = explain(
-                f"sl.watch chose no layer (layers={idle})" if idle else f"sl.watch chose no layer ({self.layers})",
-                expected="one of the layers that ran",
-                got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
-                hint="layers=None for all",
-            )
-        else:
-            text = explain(
-                "sl.watch saw no attention",
-                expected=f"{type(self.model).__name__} to run in this block, in this thread, and to call torch's or "
-                "transformers' attention functions",
-                got="no pass of the model" if not self.passes else "a pass without such a call",
-                hint="F.scaled_dot_product_attention, a softmax between two products, or sl.observe",
-            )
-        if not self.seen.layers:
-            self.seen._empty = text
-        warnings.warn(text, UserWarning, stacklevel=3)
+            say_if_nothing(self)
 
     # What happens in the model.
 
