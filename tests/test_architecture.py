@@ -31,6 +31,7 @@ LAYERS = (
     ("kernels",),
     ("backends",),
     ("lens",),
+    ("parallel",),
     ("nn", "steps"),
     ("models", "watching"),
     ("editing",),
@@ -49,7 +50,9 @@ PUBLIC_NAMES = (
     "Effects",
     "Mask",
     "Picture",
+    "Received",
     "Sight",
+    "Spans",
     "Statistic",
     "Top",
     "TopKeys",
@@ -71,6 +74,7 @@ PUBLIC_NAMES = (
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",
@@ -79,7 +83,7 @@ PUBLIC_NAMES = (
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "targets")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel", "targets")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

@@ -1,9 +1,9 @@
 """Sightline: attention you can see through."""
 
-from sightline import caches, errors, lookup, models, nn, positions, steps, targets
+from sightline import caches, errors, lookup, models, nn, parallel, positions, steps, targets
 from sightline.backends import Choice, attention, which_backend
 from sightline.editing import Edits, Effects, edit, effects
-from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
+from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
 from sightline.version import __version__ as __version__
@@ -15,7 +15,9 @@ __all__ = [
     "Effects",
     "Mask",
     "Picture",
+    "Received",
     "Sight",
+    "Spans",
     "Statistic",
     "Top",
     "TopKeys",
@@ -37,6 +39,7 @@ __all__ = [
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",

@@ -1,5 +1,6 @@
 // The page: header, Heads, the centre with its tabs, Text; and the keyboard.
 
+import { AsideSwitch } from "./aside";
 import { onChange } from "./changes";
 import "leaflet/dist/leaflet.css";
 import "./style.css";
@@ -16,26 +17,44 @@ import { Links } from "./links";
 import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
+import { Rail } from "./rail";
 import { sentence } from "./source";
 import { bare, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
+import type { Tokens } from "./tokens";
+import { Tour } from "./tour";
+import { Wall } from "./wall";
+import { WrittenView } from "./written";
 
-const NAMES: Record<View, string> = { map: "Map", links: "Links", steps: "Steps", compare: "Compare" };
+const NAMES: Record<View, string> = {
+  map: "Map",
+  links: "Links",
+  steps: "Steps",
+  compare: "Compare",
+  wall: "All heads",
+  written: "Written",
+};
 
 class App {
   private context = new Context();
   private live = el("div", { class: "visually-hidden", attrs: { "aria-live": "polite", role: "status" } });
   private notice = new NoticeLine(this.context);
+  private aside = new AsideSwitch(this.context);
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
-  private help = new Help();
+  private help = new Help(() => this.tour.start());
+  private tour = new Tour((panel) => this.choosePanel(panel));
   private header = new Header(this.context, {
     share: () => this.share(),
     export: () => this.exports.open(),
     help: () => this.help.open(),
+    tour: () => this.tour.start(),
   });
   private heads = new Heads(this.context);
+  readonly rail = new Rail(this.context, this.heads.node);
+  private wall = new Wall(this.context);
+  private written = new WrittenView(this.context);
   private text = new TextView(this.context);
   private map = new MapCentre(this.context, this.say);
   private links = new Links(this.context);
@@ -55,7 +74,14 @@ class App {
   async start(): Promise<void> {
     const host = document.getElementById("app")!;
     for (const view of VIEWS) this.tabs.append(this.tab(view));
-    this.views.append(this.map.node, this.links.node, this.steps.node, this.compare.node);
+    this.views.append(
+      this.map.node,
+      this.links.node,
+      this.steps.node,
+      this.compare.node,
+      this.wall.node,
+      this.written.node,
+    );
     this.panels.append(...this.panelButtons());
     const skip = el(
       "a",
@@ -77,12 +103,12 @@ class App {
       "Heads",
     );
     handle.addEventListener("click", () => this.openRail(!this.root.classList.contains("rail-open")));
-    this.heads.node.addEventListener("chosen", () => this.openRail(false));
+    this.heads.node.addEventListener("chosen", () => this.headChosen());
     const all = el(
       "main",
       { class: "main" },
       el("h1", { class: "visually-hidden" }, "Sightline explorer"),
-      this.sentence,
+      el("div", { class: "sentence-line" }, this.sentence, this.aside.node),
       handle,
       this.heads.node,
       this.centre,
@@ -93,6 +119,7 @@ class App {
       this.header.node,
       this.header.progress,
       this.header.composerNode,
+      this.header.hint,
       all,
       this.panels,
       this.notice.node,
@@ -100,6 +127,7 @@ class App {
       this.header.unseen.dialog,
       this.help.node,
       this.exports.node,
+      this.tour.node,
     );
     host.replaceChildren(this.root);
     if (!this.context.source.live) this.frozen();
@@ -152,7 +180,7 @@ class App {
     onChange(context.again, tell);
   }
 
-  // "they" → "kids" 0.814 layer 3 head 1
+  // they (10) looks at kids (2): 0.814 layer 3 head 1
   private async state(): Promise<void> {
     const { context } = this;
     const run = context.run.value;
@@ -166,14 +194,18 @@ class App {
     const parts: Node[] = [];
     queries.slice(0, 4).forEach((query, i) => {
       if (i) parts.push(document.createTextNode(" + "));
-      parts.push(el("q", {}, run.tokens.element(query, 24)));
+      parts.push(...placed(run.tokens, query));
     });
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
     if (key !== null && key < keys.length)
-      parts.push(el("span", { class: "arrow" }, " → "), el("q", {}, keys.element(key, 24)));
+      parts.push(
+        document.createTextNode(queries.length === 1 ? " looks at " : " look at "),
+        ...placed(keys, key),
+        document.createTextNode(": "),
+      );
     if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
     const weight = el("b", { class: "weight" });
-    this.sentence.replaceChildren(...parts, weight, where);
+    this.sentence.replaceChildren(el("span", { class: "link" }, ...parts, weight), " ", where);
     if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
       try {
         const row = await run.row(layer, head, queries);
@@ -204,7 +236,10 @@ class App {
       links: this.links.node,
       steps: this.steps.node,
       compare: this.compare.node,
+      wall: this.wall.node,
+      written: this.written.node,
     };
+    this.root.dataset.view = view;
     for (const name of VIEWS) {
       nodes[name].hidden = name !== view;
       nodes[name].id = `view-${name}`;
@@ -222,6 +257,8 @@ class App {
     this.links.show(view === "links");
     this.steps.show(view === "steps");
     this.compare.show(view === "compare");
+    this.wall.show(view === "wall");
+    this.written.show(view === "written");
   }
 
   private panelButtons(): HTMLElement[] {
@@ -253,6 +290,14 @@ class App {
     this.showPanel(panel);
     if (panel === "centre" && view !== "map") this.context.store.replace({ view: "map" });
     if (panel === "more" && view === "map") this.context.store.replace({ view: "links" });
+  }
+
+  // On a phone a tap on a head opens its map.
+  private headChosen(): void {
+    this.openRail(false);
+    if (!matchMedia("(max-width: 899px)").matches) return;
+    if (this.context.state.view === "compare") this.showPanel("more");
+    else this.choosePanel("centre");
   }
 
   private openRail(open: boolean): void {
@@ -318,7 +363,7 @@ class App {
   private shortcuts(map: MapView | null): Record<string, () => void> {
     const { context } = this;
     const { state } = context;
-    const log = () => context.store.push({ scale: state.scale === "log" ? "linear" : "log" });
+    const log = () => context.useScale(state.scale === "log" ? "linear" : "log");
     const pool = () => context.store.push({ pool: state.pool === "mean" ? "max" : "mean" });
     const diagonal = () => context.store.push({ diagonal: !state.diagonal });
     const lacks = (what: string) => () => context.say(`a report has no ${what}: open the run in sightline serve`);
@@ -342,6 +387,10 @@ class App {
       "4": () => this.go("links"),
       "5": steps,
       "6": () => this.go("compare"),
+      "7": () => {
+        this.go("wall");
+        this.wall.focus();
+      },
       "[": () => context.moveHead(0, -1),
       "]": () => context.moveHead(0, 1),
       "{": () => context.moveHead(-1, 0),
@@ -378,6 +427,12 @@ class App {
     next.click();
     event.preventDefault();
   }
+}
+
+// A token and where it stands: the same word may be there twice.
+function placed(tokens: Tokens, i: number): Node[] {
+  const place = el("span", { class: "position" }, ` (${i.toLocaleString("en")})`);
+  return tokens.text(i) === "" ? [tokens.element(i, 24)] : [tokens.element(i, 24), place];
 }
 
 void new App().start();

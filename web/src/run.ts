@@ -32,6 +32,11 @@ export class OpenRun {
     return this.info.id;
   }
 
+  // What is asked for: a reading of a run has an id of its own.
+  get asked(): string {
+    return this.info.id;
+  }
+
   get rev(): number {
     return this.info.revision;
   }
@@ -101,6 +106,11 @@ export class OpenRun {
 
   measure(layer: number, head: number, name: string): number | null {
     return this.portraits?.heads[layer]?.[head]?.[name] ?? null;
+  }
+
+  // What the first token takes of a head; 0 where that is not known.
+  sink(layer: number, head: number): number {
+    return this.measure(layer, head, "first") ?? 0;
   }
 
   // What a portrait lists: the server says what there is, and how it is called.

@@ -4,8 +4,9 @@ import { signal } from "@preact/signals-core";
 import { onChange } from "./changes";
 import type { MapName, ScaleName } from "./colors";
 import type { Pool } from "./source";
+import { decodeWhy, encodeWhy, WHY, type WhyState } from "./whystate";
 
-export type View = "map" | "links" | "steps" | "compare";
+export type View = "map" | "links" | "steps" | "compare" | "wall" | "written";
 export type Panel = "text" | "centre" | "heads" | "more";
 export type Shade = "looks" | "looked" | "received" | "rollout";
 
@@ -21,7 +22,7 @@ export interface Other {
   head: number;
 }
 
-export interface State {
+export interface State extends WhyState {
   run: string | null;
   view: View;
   layer: number;
@@ -38,6 +39,7 @@ export interface State {
   other: Other | null;
   difference: boolean;
   diagonal: boolean;
+  aside: boolean; // whether the first token is set aside where it takes much
 }
 
 export const START: State = {
@@ -57,9 +59,11 @@ export const START: State = {
   other: null,
   difference: false,
   diagonal: true,
+  aside: true,
+  ...WHY,
 };
 
-export const VIEWS: View[] = ["map", "links", "steps", "compare"];
+export const VIEWS: View[] = ["map", "links", "steps", "compare", "wall", "written"];
 export const SHADES: Shade[] = ["looks", "looked", "received", "rollout"];
 export const MAPS: MapName[] = ["magma", "viridis", "cividis", "grey"];
 // Addresses of version 1 count the layers of a run; since then they have the model's own numbers.
@@ -89,6 +93,8 @@ export function encode(state: State, numbers: Numbers = PLACES): string {
   if (other) put("with", `${other.run},${numbers(other.run)?.[other.layer] ?? other.layer},${other.head}`);
   if (state.difference) put("diff", 1);
   if (!state.diagonal) put("diag", 0);
+  if (!state.aside) put("aside", 0);
+  encodeWhy(state, put);
   return `#${parts.join("&")}`;
 }
 
@@ -151,6 +157,8 @@ export function decode(hash: string, numbers: Numbers = PLACES): { state: Partia
     state.other = { run: other[0], layer: place(+other[1], other[0]), head: +other[2] };
   if (given.get("diff") === "1") state.difference = true;
   if (given.get("diag") === "0") state.diagonal = false;
+  if (given.get("aside") === "0") state.aside = false;
+  Object.assign(state, decodeWhy(given, notices));
   return { state, notices };
 }
 
@@ -223,10 +231,11 @@ export class Store {
 
   private arrive(): void {
     const { state } = this.addressed();
-    this.signal.value = { ...START, lo: this.now.lo, hi: this.now.hi, ...state, run: state.run ?? this.now.run };
+    const { scale, lo, hi, run } = this.now;
+    this.signal.value = { ...START, scale, lo, hi, ...state, run: state.run ?? run };
   }
 }
 
-function same(a: unknown, b: unknown): boolean {
+export function same(a: unknown, b: unknown): boolean {
   return a === b || JSON.stringify(a) === JSON.stringify(b);
 }

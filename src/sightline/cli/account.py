@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sightline.cli.picture import head_name, picture, word
 from sightline.explore import measures
-from sightline.explore.links import Link, strongest_link
+from sightline.explore.links import Link, first_head, link_of
 from sightline.explore.run import Run
 
 TOKENS = 400
@@ -21,7 +21,7 @@ SMALL = 512 * 512
 COLUMNS = (
     "focus: 100 % looks at one key, 0 % at all alike. first, before, itself: share of the weight on the first token, "
     "the one before, the token itself. induction: on what followed the same token earlier. distance: mean, in tokens. "
-    "strongest link: query → key, weight; to none of these."
+    "strongest link: query → key, weight; to none of these, nor to the next."
 )
 NARROW = 66
 # Columns of the longest name of a head that is likely, and of the space after it.
@@ -32,7 +32,8 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> tuple[i
     """Say what a run shows, in at most a screen or two; gives the head of its map, by the model's own numbers."""
     console = console or Console(highlight=False)
     measured, _ = measures.measure(run)
-    order = measures.ranked(measured)
+    first = first_head(run, measured)
+    order = [first, *(place for place in measures.ranked(measured) if place != first)]
     about = run.about()
     console.print(
         f"[bold]{escape(str(about['model']))}[/]: {about['tokens']:,} tokens, "
@@ -43,7 +44,7 @@ def account(run: Run, heads: int = 8, console: Console | None = None) -> tuple[i
     console.print(_tokens(run))
     small = run.layers[0].queries * run.layers[0].keys <= SMALL
     looked = sorted(order) if small else order[:heads]
-    links = {place: strongest_link(run.view(*place), run.special_keys(run.layers[place[0]])) for place in looked}
+    links = {place: link_of(run, *place) for place in looked}
     console.print("Heads, the most interesting first", style="italic")
     console.print(_portraits(run, measured, order[:heads], links, console.width))
     if console.width >= NARROW:

@@ -9,7 +9,7 @@ import numpy as np
 from sightline.errors import InputError
 from sightline.explore import export, measures, report, thumbs, worked_table
 from sightline.explore.cache import Cache
-from sightline.explore.links import strongest_link
+from sightline.explore.links import first_head, link_of
 from sightline.explore.model_runs import Models
 from sightline.explore.run import Run
 
@@ -39,7 +39,7 @@ class Atlas:
         heads, complete = measures.measure(run)
         pictures, exact = self.pictures(run)
         complete &= exact
-        first = measures.first_choice(heads)
+        first = first_head(run, heads)
         body = {
             "heads": heads,
             "measures": measures.listed(heads),
@@ -71,7 +71,7 @@ class Atlas:
 
     def link(self, run: Run, layer: int, head: int) -> dict[str, Any]:
         """The strongest link of a head that is not a matter of course."""
-        link = strongest_link(run.view(layer, head), run.special_keys(run.layer(layer)))
+        link = link_of(run, layer, head)
         return {"link": None if link is None else list(link)}
 
     def rollout(self, run: Run, queries: list[int]) -> np.ndarray:

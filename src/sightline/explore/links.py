@@ -1,4 +1,4 @@
-"""The strongest link of a head that is not a matter of course: not to the first token, the previous one or itself."""
+"""The strongest link of a head that is not a matter of course: not to the first token, the ones beside it or itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sightline.explore import measures
 from sightline.explore.head_view import HeadView
 from sightline.explore.overview import Overview, cells_of
 from sightline.explore.pyramid import DIRECT
+from sightline.explore.run import Run
 
 # Cells that are looked at in one go, and bins of an overview before the search gives up.
 BAND, BINS = 1 << 20, 256
+# Heads whose link is looked for before the first picture is chosen.
+CANDIDATES = 32
 
 
 class Link(NamedTuple):
@@ -22,10 +26,44 @@ class Link(NamedTuple):
     weight: float
 
 
-def strongest_link(view: HeadView, special: np.ndarray | None = None) -> Link | None:
-    """The strongest link that is neither first-token, previous nor self; of equal ones the first.
+class Special(NamedTuple):
+    """Which queries and which keys are no words, such as [SEP]."""
 
-    `special` marks keys that are no words, such as [SEP]; None if there is no such link, or it is not known.
+    queries: np.ndarray
+    keys: np.ndarray
+
+
+def first_head(run: Run, heads: list[list[measures.Measures]]) -> tuple[int, int]:
+    """The head to look at first: of the most interesting ones the one whose strongest link stands out most.
+
+    A head that copies or refers comes before one that is focused in many small ways; and a link to a key that all
+    queries look at, a second sink, before none.
+    """
+    ranked = measures.ranked(heads)
+    best, choice = 0.0, ranked[0] if ranked else (0, 0)
+    small = max((layer.queries * layer.keys for layer in run.layers), default=0) <= BAND
+    for layer, head in ranked[: CANDIDATES if small else CANDIDATES // 4]:
+        link = link_of(run, layer, head)
+        if link is None:
+            continue
+        others = np.delete(run.view(layer, head).column([link.key]), link.query)
+        usual = float(np.nanmean(others)) if (~np.isnan(others)).any() else 0.0
+        worth = measures.interest(heads[layer][head]) * (link.weight - usual)
+        if worth > best + 1e-9:
+            best, choice = worth, (layer, head)
+    return choice
+
+
+def link_of(run: Run, layer: int, head: int) -> Link | None:
+    """The strongest link between two words of a run."""
+    about = run.layer(layer)
+    return strongest_link(run.view(layer, head), Special(run.special_queries(about), run.special_keys(about)))
+
+
+def strongest_link(view: HeadView, special: Special | None = None) -> Link | None:
+    """The strongest link that is neither first-token, self, previous nor next; of equal ones the first.
+
+    None if there is no such link, or it is not known.
 
     >>> import sightline as sl, torch
     >>> strongest_link(HeadView(sl.look(torch.eye(4)[None], torch.eye(4)[[2, 3, 0, 1]][None], scale=9.0)))
@@ -42,7 +80,7 @@ def strongest_link(view: HeadView, special: np.ndarray | None = None) -> Link | 
     return None
 
 
-def _best_first(view: HeadView, overview: Overview, special: np.ndarray | None) -> Link | None:
+def _best_first(view: HeadView, overview: Overview, special: Special | None) -> Link | None:
     """Look into the bins with the largest maxima until no other bin can hold a stronger link."""
     order = np.argsort(-overview.maxima, axis=None, kind="stable")
     best: Link | None = None
@@ -58,14 +96,14 @@ def _best_first(view: HeadView, overview: Overview, special: np.ndarray | None) 
     return best
 
 
-def _largest(view: HeadView, rows: slice, columns: slice, special: np.ndarray | None) -> Link | None:
+def _largest(view: HeadView, rows: slice, columns: slice, special: Special | None) -> Link | None:
     weights = np.nan_to_num(view.tile(rows, columns), nan=0.0)
     # Query i stands at key i + keys - queries.
     place = np.arange(rows.start, rows.stop)[:, None] + view.keys - view.queries
     key = np.arange(columns.start, columns.stop)
-    plain = (key == 0) | (key == place) | (key == place - 1)
+    plain = (key == 0) | (abs(key - place) <= 1)
     if special is not None:
-        plain |= special[columns]
+        plain |= special.keys[columns] | special.queries[rows, None]
     weights = np.where(plain, 0.0, weights)
     spot = int(weights.argmax())
     query, column = divmod(spot, weights.shape[1])

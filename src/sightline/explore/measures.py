@@ -6,6 +6,7 @@ From these come the ranking of the Heads rail, the head that is shown first, and
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,36 @@ BAND = 256
 _SHARE = (0.0, 1.0)
 # What the portrait of a head lists; entropy and spread are said in its sentence.
 LISTED = (
-    Shown("focus", "focus", about="low entropy for the number of visible keys", range=_SHARE),
-    Shown("first", "first token", about="looks at the first token", range=_SHARE),
-    Shown("previous", "previous token", about="looks at the token before", range=_SHARE),
-    Shown("same", "itself", about="looks at the same token", range=_SHARE),
-    Shown("induction", "induction", about="looks at what came next the last time", range=_SHARE),
-    DISTANCE.described,
+    Shown(
+        "focus",
+        "focus",
+        about="How far the weights are from all alike: 100 % is one key for each query, 0 % is all visible keys alike. "
+        "It is 1 - entropy / log(visible keys), the mean over all queries.",
+        range=_SHARE,
+    ),
+    Shown("first", "first token", about="The share of the weight that goes to the first token.", range=_SHARE),
+    Shown("previous", "previous token", about="The share that goes to the token before the query.", range=_SHARE),
+    Shown("same", "itself", about="The share that goes to the query's own token.", range=_SHARE),
+    Shown("next", "next token", about="The share that goes to the token after the query.", range=_SHARE),
+    Shown(
+        "induction",
+        "induction",
+        about="The share that goes to what followed the last time the same token stood in the text; over the queries "
+        "whose token stood there before. A head that copies has much of it.",
+        range=_SHARE,
+    ),
+    DISTANCE.described._replace(about="How many tokens lie between a query and what it looks at: the weighted mean."),
+    ENTROPY.described._replace(
+        about="How spread the weights of a query are, in nats: 0 is one key, log(n) is n keys alike. The mean over all "
+        "queries."
+    ),
 )
-MEASURES = (ENTROPY.name, "spread", *(shown.name for shown in LISTED))
+MEASURES = (*(shown.name for shown in LISTED), "spread", "interest")
 # What a watched run says itself; the rest is made of its sights.
-TOLD = tuple(shown.name for shown in LISTED if shown.name != "focus")
+TOLD = ("first", "previous", "same", "induction", "distance")
 Measures = dict[str, float | None]
+# Where most heads look as a matter of course.
+COMMON = ("first", "same", "previous", "next")
 
 
 def measure(run: Run) -> tuple[list[list[Measures]], bool]:
@@ -42,6 +62,8 @@ def measure(run: Run) -> tuple[list[list[Measures]], bool]:
     found, complete = [], True
     for layer in run.layers:
         heads, whole = _of_layer(run, layer, told.get(layer.name, {}))
+        for head in heads:
+            head["interest"] = None if head["focus"] is None else interest(head)
         found.append(heads)
         complete &= whole
     return found, complete
@@ -57,23 +79,17 @@ def listed(heads: list[list[Measures]]) -> list[dict[str, Any]]:
     return [shown._asdict() for shown in (*LISTED, *kept_rows(more).values())]
 
 
-def interest(head: Measures) -> float:
-    """How much a head is worth a look: focused, and neither on the first nor on the previous token.
+def interest(head: Mapping[str, float | None]) -> float:
+    """How much a head is worth a look: its focus, less what goes to the first token, to the token itself and to those
+    beside it; half as much again for induction.
 
     >>> interest({"focus": 0.5, "first": 0.5, "previous": None})
     0.25
+    >>> interest({"focus": 0.5, "induction": 1.0})
+    0.75
     """
-    return (head["focus"] or 0.0) * (1 - (head["first"] or 0.0)) * (1 - (head["previous"] or 0.0))
-
-
-def first_choice(heads: list[list[Measures]]) -> tuple[int, int]:
-    """The head to look at first: the most interesting; of equal ones the lowest layer and head."""
-    best, choice = -1.0, (0, 0)
-    for i, layer in enumerate(heads):
-        for j, head in enumerate(layer):
-            if interest(head) > best + 1e-9:
-                best, choice = interest(head), (i, j)
-    return choice
+    share = {name: head.get(name) or 0.0 for name in ("focus", *COMMON, "induction")}
+    return share["focus"] * math.prod(1 - share[name] for name in COMMON) * (1 + share["induction"] / 2)
 
 
 def ranked(heads: list[list[Measures]]) -> list[tuple[int, int]]:
@@ -142,7 +158,9 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
     elif layer.exact:
         complete = False
     if layer.exact and (known["first"] is None or np.isnan(known["first"]).all()):
-        known |= _shares(sight, run.batch, layer)
+        known |= {"first": _first(sight, run.batch, layer), **_beside(sight, run.batch, layer, (-1, 0, 1))}
+    elif layer.exact:
+        known |= _beside(sight, run.batch, layer, (1,))
     heads = [
         {name: None if values is None else _number(values[head]) for name, values in known.items()}
         for head in range(layer.heads)
@@ -150,35 +168,42 @@ def _of_layer(run: Run, layer: Layer, told: dict[str, np.ndarray]) -> tuple[list
     return heads, complete
 
 
-def _shares(sight: Sight, batch: int, layer: Layer) -> dict[str, np.ndarray]:
-    """The mean weight of the first, the previous and the same token, over all queries that see something.
-
-    What a sink takes is no token's.
-    """
-    offset, queries, keys = layer.keys - layer.queries, layer.queries, layer.keys
-    sees = _member(sight.due, batch, layer) > 0
-    total = np.maximum(sees.sum(-1), 1)
-    if not queries or not keys:
-        return {}
+def _first(sight: Sight, batch: int, layer: Layer) -> np.ndarray:
+    """The mean weight of the first token, over all queries that see something. What a sink takes is no token's."""
     first = np.zeros(layer.heads)
-    for start in range(0, queries, PATCH):
-        band = slice(start, min(start + PATCH, queries))
+    for start in range(0, layer.queries if layer.keys else 0, PATCH):
+        band = slice(start, min(start + PATCH, layer.queries))
         first += _member(sight.tile(band, slice(0, 1)), batch, layer, 2).sum((-2, -1))
+    return first / _seeing(sight, batch, layer)
+
+
+def _beside(sight: Sight, batch: int, layer: Layer, shifts: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """The mean weight of the token before the query, of its own, of the one after it: by how far they are from it."""
+    offset, queries, keys = layer.keys - layer.queries, layer.queries, layer.keys
+    names = {-1: "previous", 0: "same", 1: "next"}
+    found = {shift: np.zeros(layer.heads) for shift in shifts}
+    # No causal mask lets a query see the token after it; memories of a cross-attention have no place beside it.
+    looked = [shift for shift in shifts if shift < 1 or not layer.causal]
     if layer.cross:
-        return {"first": first / total}
-    previous, same = np.zeros(layer.heads), np.zeros(layer.heads)
-    for start in range(0, queries, BAND):
+        return {}
+    for start in range(0, queries if looked else 0, BAND):
         band = slice(start, min(start + BAND, queries))
-        columns = slice(max(0, band.start + offset - 1), max(0, min(band.stop + offset, keys)))
+        columns = slice(max(0, band.start + offset + looked[0]), max(0, min(band.stop + offset + looked[-1], keys)))
         if columns.stop <= columns.start:
             continue
         tile = _member(sight.tile(band, columns), batch, layer, 2)
-        for total_of, shift in ((previous, -1), (same, 0)):
-            for_rows = np.arange(band.start, band.stop)
-            at = for_rows + offset + shift - columns.start
+        rows = np.arange(band.start, band.stop)
+        for shift in looked:
+            at = rows + offset + shift - columns.start
             inside = (at >= 0) & (at < tile.shape[-1])
-            total_of += tile[:, (for_rows - band.start)[inside], at[inside]].sum(-1)
-    return {"first": first / total, "previous": previous / total, "same": same / total}
+            found[shift] += tile[:, (rows - band.start)[inside], at[inside]].sum(-1)
+    seeing = _seeing(sight, batch, layer)
+    return {names[shift]: total / seeing for shift, total in found.items()}
+
+
+def _seeing(sight: Sight, batch: int, layer: Layer) -> np.ndarray:
+    """How many queries see something, by head."""
+    return np.maximum((_member(sight.due, batch, layer) > 0).sum(-1), 1)
 
 
 def _visible(sight: Sight, batch: int) -> np.ndarray:

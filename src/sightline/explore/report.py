@@ -17,7 +17,7 @@ import numpy as np
 
 from sightline.errors import InputError
 from sightline.explore import measures, thumbs
-from sightline.explore.links import strongest_link
+from sightline.explore.links import first_head, link_of
 from sightline.explore.overview import COARSE, TRACK, overview_level
 from sightline.explore.page import STATIC, asset
 from sightline.explore.pyramid import TILE, Pyramid
@@ -72,7 +72,8 @@ def _data(run: Run) -> dict[str, Any]:
         for layer in run.layers
     ]
     measured, _ = measures.measure(run)
-    order = measures.ranked(measured)
+    first = first_head(run, measured)
+    order = [first, *(place for place in measures.ranked(measured) if place != first)]
     heads: dict[str, dict[str, Any]] = {}
     spent = 0
     cells = sum(layer.heads * layer.queries * layer.keys for layer in run.layers)
@@ -124,7 +125,7 @@ def _head(run: Run, layer: int, head: int, exact: bool) -> dict[str, Any]:
     if tracks is not None:
         found["tracks"] = _packed(np.concatenate(tracks).astype("<f4"))
     if view.exact and view.queries * view.keys <= SHORT * SHORT * 64:
-        link = strongest_link(view, run.special_keys(run.layers[layer]))
+        link = link_of(run, layer, head)
         found["link"] = None if link is None else list(link)
         if not exact:
             found["top"] = _strongest(run, layer, head)

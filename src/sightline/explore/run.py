@@ -14,7 +14,7 @@ import numpy as np
 from sightline.errors import InputError
 from sightline.explore import labels
 from sightline.explore.cache import Cache
-from sightline.explore.head_view import HeadView
+from sightline.explore.head_view import HeadView, tile_of
 from sightline.explore.labels import Labels
 from sightline.explore.overview import stored_levels
 from sightline.lens import Sight
@@ -118,15 +118,33 @@ class Run:
                 self._views.put(key, view, view.pyramid.nbytes + (1 << 16))
             return view
 
+    def cells(self, layer: int, rows: slice, columns: slice, of: str = "weights") -> np.ndarray:
+        """A rectangle of all heads of a layer, `[heads, rows, columns]`; NaN where hidden."""
+        about = self.layer(layer)
+        if about.exact:
+            return tile_of(self.account[about.name].select(self.batch), rows, columns, of)
+        return np.stack([self.view(layer, head).tile(rows, columns) for head in range(about.heads)])
+
     def key_labels(self, layer: Layer) -> Labels:
         """The labels of a layer's keys."""
         return self.memory_labels if layer.cross and self.memory_labels is not None else self.labels
 
     def special_keys(self, layer: Layer) -> np.ndarray:
         """Which keys are special tokens."""
-        kinds = np.array(self.key_labels(layer).kinds[: layer.keys], dtype=np.int64)
-        kinds = np.pad(kinds, (0, max(0, layer.keys - len(kinds))))
-        return (kinds & labels.SPECIAL) > 0
+        return _special(self.key_labels(layer), layer.keys)
+
+    def special_queries(self, layer: Layer) -> np.ndarray:
+        """Which queries are special tokens."""
+        return _special(self.labels, layer.queries)
+
+    def rest(self) -> None:
+        """Keep nothing in memory that can be made again."""
+        self._views = Cache(limit=self._views.limit)
+
+    @property
+    def whole_text(self) -> str:
+        """The text as it was given, or as its tokens have it."""
+        return self.text if self.text is not None else _joined(self.labels, len(self.labels.texts))
 
     def close(self) -> None:
         """Remove what the run has on disk, if that was made for it alone."""
@@ -156,6 +174,11 @@ class Run:
         about = self.about()
         names = ("id", "model", "origin", "title", "tokens", "layer_numbers", "growing", "revision")
         return {name: about[name] for name in names}
+
+
+def _special(tokens: Labels, length: int) -> np.ndarray:
+    kinds = np.array(tokens.kinds[:length], dtype=np.int64)
+    return (np.pad(kinds, (0, max(0, length - len(kinds)))) & labels.SPECIAL) > 0
 
 
 def _numbers(account: Account) -> list[int]:
@@ -229,9 +252,9 @@ def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mappi
     return digest.hexdigest()[:16]
 
 
-def _joined(tokens: Labels) -> str:
+def _joined(tokens: Labels, most: int = 4000) -> str:
     parts: list[str] = []
-    for text, kind in zip(tokens.texts[:4000], tokens.kinds[:4000], strict=True):
+    for text, kind in zip(tokens.texts[:most], tokens.kinds[:most], strict=True):
         if not kind & labels.SPECIAL:
             parts.append(text if kind & labels.GLUED or not parts else f" {text}")
     return "".join(parts).strip()

@@ -64,6 +64,16 @@ class Facts:
         return self._extra
 
     @property
+    def norms_of(self) -> str | None:
+        """What the reading `norms` is of, in words; None where it is not known.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.eye(3), torch.eye(3), torch.eye(3)).norms_of
+        '|v|: the values as they enter attention, without an output projection'
+        """
+        return self.extra.norms_of
+
+    @property
     def mask(self) -> Mask | None:
         """Which keys each query may see; None: all."""
         return self.call.mask
@@ -114,9 +124,8 @@ class Facts:
     def __getstate__(self) -> dict[str, Any]:
         """What `copy` and `pickle` take along: tensors without their graph, and without what they are views of."""
         self._unchanged.check()
-        self._extra_unchanged.check()
         rest = {name: value for name, value in self.__dict__.items() if name not in _MADE_ANEW}
-        return alone(rest | {"call": self.call, "row": self.row})
+        return alone(rest | {"call": self.call, "row": self.row, "_extra": self._lasting()})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         call, row = state.pop("call"), state.pop("row")
@@ -129,6 +138,14 @@ class Facts:
         kept = ", ".join(sorted({k if isinstance(k, str) else type(k).__name__ for k in self._kept}))
         about = f"shape={self.shape}, normalizer={call.normalizer.name!r}, mask={call.mask}"
         return f"Sight({about}, computed: {kept or 'lse'})"
+
+    def _lasting(self) -> Extra:
+        """What is known beside the weights and was not changed since: no reading is made of anything else."""
+        return self._extra._replace(**dict.fromkeys(self._extra_unchanged.changed()))
+
+    def _sees(self) -> Tensor:
+        """Which rows see a key."""
+        return self.row > (-torch.inf if self.call.normalizer.is_softmax else 0.0)
 
     def _sink(self) -> Tensor:
         taken, sinks = self._levels.taken, self.call.sinks

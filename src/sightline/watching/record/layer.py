@@ -90,12 +90,18 @@ class Layer:
     on_disk: Callable[[], KeptSight] | None = None
     freed: int = 0  # parts whose q and k are on disk alone
     settle: Callable[[], object] | None = None  # what accounts for the parts that wait
+    by_hand: bool = False  # attention that no function was called for
     stamp: int = 0  # how often something came that is no part
     _sight: tuple[int, KeptSight] | None = None
 
     def changed(self) -> None:
         """Something is known now that was not: the next sight has it."""
         self.stamp, self._sight = self.stamp + 1, None
+
+    @property
+    def state(self) -> str:
+        """How far it has come: another text each time something is added."""
+        return f"{len(self.parts)}-{self.stamp}" if self.stamp else str(len(self.parts))
 
     @property
     def queries(self) -> int:
@@ -147,9 +153,15 @@ class Layer:
         for part in self.parts:
             for name in ("q", "k") if part.arriving is not None else ():
                 part.found.pop(name, None)
-            for name in ("v", "grad"):
-                part.extra.pop(name, None)
         self.on_disk, self.freed, self._sight = read, len(self.parts), None
+
+    def forget_gradients(self) -> None:
+        """The same of v and g, once both are on disk."""
+        if self.on_disk is not None and self.freed == len(self.parts) and self.on_disk().extra.grad is not None:
+            for part in self.parts:
+                part.extra.pop("v", None)
+                part.extra.pop("grad", None)
+            self._sight = None
 
 
 def _cut(stored: KeptSight, rows: int, keys: int) -> KeptSight:
@@ -284,6 +296,7 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
     last = biases[-1]
     if len(biases) == 1 or (last is not None and not isinstance(last, Tensor) and last.grows):
         return last
+    biases = [torch.zeros(1, 1, 1, 1) if bias is None else bias for bias in biases]
     if not all(isinstance(bias, Tensor) for bias in biases):
         raise InputError(
             f"the parts of {layer.name} have biases that cannot be joined",
@@ -292,8 +305,9 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
             hint="keep_qk=False, or watch the prompt alone",
         )
     rows = []
+    lead = torch.broadcast_shapes(*(bias.shape[:-2] for bias in biases))  # type: ignore[union-attr]
     for part, bias in zip(layer.parts, biases):
-        full = bias.expand(*bias.shape[:-2], part.call.sizes.queries, part.end_key - part.first_key)  # type: ignore[union-attr]
+        full = bias.expand(*lead, part.call.sizes.queries, part.end_key - part.first_key)  # type: ignore[union-attr]
         rows.append(torch.nn.functional.pad(full, (part.first_key, keys - part.end_key)))
     return cat(rows, -2)
 
