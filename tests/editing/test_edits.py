@@ -161,7 +161,7 @@ def test_patches_say_what_the_source_lacks():
         model(x)
     long = watched(model, torch.randn(3, 7, 32))
     for source, words in (
-        (thin, "did not keep the output"),
+        (thin, "were not kept"),
         (long, "has another batch"),
         (watched(model, torch.randn(1, 7, 32)), "is not as long as"),
     ):

@@ -165,7 +165,7 @@ class Editor:
     def wants(self, name: str) -> bool:
         if name not in self.order:
             self.order[name] = len(self.order)
-        return any(edit.where.may_change(name, self.modules) for edit in self.list)
+        return any(edit.where.may_change(name, self.modules, self.order[name]) for edit in self.list)
 
     def changes(self, module: object) -> bool:
         """Whether a module, or something in it, may be edited."""

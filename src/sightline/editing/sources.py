@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sightline.watching.seen import Seen
 
 _NEEDS = {
-    "output": "keep_output=True",
     "queries": "keep_qk=True",
     "keys": "keep_qk=True",
     "values": "keep_qk=True, influence=True",
@@ -163,9 +162,8 @@ class Watched(Source):
         if what == "pattern":
             return sight.tile(slice(0, sight.shape[-2]), slice(0, sight.shape[-1]))
         if what == "output":
-            parts = [part.extra.get("output") for part in getattr(self.seen._layer(name), "parts", [])]
-            found = None if not parts or any(one is None for one in parts) else torch.cat(parts, -2)
-        elif what == "values":
+            return self.seen.output(name)
+        if what == "values":
             found = sight.extra.v
         else:
             found = sight.call.q if what == "queries" else sight.call.k

@@ -64,10 +64,15 @@ class Where:
             if isinstance(layer, str) and not any(chooses(_bare(layer), name, modules) for name in modules):
                 raise nothing_called(layer, _likely(modules))
 
-    def may_change(self, name: str, modules: list[str]) -> bool:
-        """Whether a module may be concerned, as far as its name alone tells."""
-        said = self.said
-        return said is None or any(not isinstance(one, str) or chooses(_bare(one), name, modules) for one in said)
+    def may_change(self, name: str, modules: list[str], index: int | None = None) -> bool:
+        """Whether a module may be concerned, as far as its name tells, and its number where that is known."""
+
+        def may(layer: Layer) -> bool:
+            if isinstance(layer, str):
+                return chooses(_bare(layer), name, modules)
+            return index is None or layer < 0 or layer == index
+
+        return self.said is None or any(map(may, self.said))
 
     def chosen(self, place: Place) -> list[int] | None:
         """The heads of a call that are concerned, None: none of this layer."""
