@@ -35,6 +35,7 @@ LAYERS = (
     ("nn", "steps"),
     ("models", "watching"),
     ("editing",),
+    ("census",),
     ("plots",),
     ("lessons",),
     ("explore",),
