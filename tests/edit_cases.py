@@ -7,11 +7,11 @@ from types import FunctionType
 
 import torch
 import torch.nn.functional as F
+from tests import watch_cases
 from torch.overrides import TorchFunctionMode
 
 import sightline as sl
 from sightline.masks import as_mask
-from tests import watch_cases
 
 LEAST = {dtype: torch.finfo(dtype).min / 2 for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 

@@ -27,7 +27,7 @@ LAYERS = (
     ("errors", "folders", "version"),
     ("caches", "files", "memory", "portable", "shapes"),
     ("biases",),
-    ("masks", "normalizers", "positions", "lookup"),
+    ("masks", "normalizers", "positions", "lookup", "targets"),
     ("kernels",),
     ("backends",),
     ("lens",),
@@ -47,6 +47,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC_NAMES = (
     "Choice",
     "Edits",
+    "Effects",
     "Mask",
     "Picture",
     "Received",
@@ -63,6 +64,7 @@ PUBLIC_NAMES = (
     "dense",
     "documents",
     "edit",
+    "effects",
     "errors",
     "load",
     "look",
@@ -76,11 +78,12 @@ PUBLIC_NAMES = (
     "positions",
     "prefix",
     "steps",
+    "targets",
     "watch",
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel", "targets")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

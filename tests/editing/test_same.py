@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import edit_cases, watch_cases
 
 import sightline as sl
-from tests import edit_cases, watch_cases
 
 EDITS = {
     "cut": ("cut", {"queries": slice(4, None), "keys": [1, 3], "heads": [(0, 1), (1, 0), (1, 3)]}),

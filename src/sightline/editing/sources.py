@@ -110,10 +110,19 @@ def part_of(source: Seen, name: str, what: str) -> Tensor:
         found = outputs(source, name)
     else:
         call = source[name].call
-        if what in ("queries", "keys"):
-            found = call.q if what == "queries" else call.k
-        elif call.v is not call.k:
-            found = call.v
+        if what == "keys":
+            found = call.k
+        elif what == "queries":
+            found = call.q
+            if found is not None and bool((found == 0).all(-1).any()):
+                raise InputError(
+                    f"the source of a patch has queries in {name} that were told what to look at",
+                    expected="a run whose patterns were not set by an edit",
+                    got="rows without a query of their own",
+                    hint='what="pattern"',
+                )
+        else:
+            found = source[name].extra.v
     if found is None:
         raise InputError(
             f"the source of a patch did not keep the {what} of its heads",
@@ -126,7 +135,9 @@ def part_of(source: Seen, name: str, what: str) -> Tensor:
 
 def outputs(source: Seen, name: str) -> Tensor | None:
     """What the heads of a layer gave, before the output projection."""
-    return None
+    parts = getattr(source._layer(name), "parts", [])
+    found = [part.extra.get("output") for part in parts]
+    return None if not found or any(one is None for one in found) else torch.cat(found, -2)
 
 
 def pattern_rows(source: Seen, name: str, rows: Tensor) -> Tensor:

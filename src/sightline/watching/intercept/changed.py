@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sightline.backends.call import BiasLike, Call
     from sightline.masks import Mask
     from sightline.watching.intercept.function_mode import Audience
+    from sightline.watching.intercept.heads import Heads
 
 
 def change(
@@ -54,11 +55,15 @@ def change(
         return found._replace(out=found.out.reshape(out.shape))
 
 
-def tell(who: Audience, found: Edited, first_query: int, first_key: int) -> bool:
-    """Tell the watches of a map that was changed; False if it was not, and they are told as always."""
-    if found.call is None or found.row is None:
+def tell(who: Audience, found: Edited | None, first_query: int, first_key: int, heads: Heads | None) -> bool:
+    """Tell the watches of a map that edits changed; False if none did, and they are to be told as always."""
+    if found is None:
         return False
-    who.record(Looked(found.call, found.row, first_query, first_key))
+    if found.call is None or found.row is None:
+        return not who.watching
+    if heads is not None and found.values is not None:
+        heads = heads._replace(v=found.values)
+    who.record(Looked(found.call, found.row, first_query, first_key, heads))
     return True
 
 

@@ -53,6 +53,16 @@ class Audience:
         return all(getattr(watcher, "lenient", False) for watcher, _ in self.wanting)
 
     @property
+    def deep(self) -> bool:
+        """Whether one of them wants to know what the heads gave."""
+        return any(getattr(watcher, "deep", False) for watcher, _ in self.wanting)
+
+    @property
+    def influence(self) -> bool:
+        """Whether one of them waits for gradients."""
+        return any(getattr(watcher, "influence", None) is not None for watcher, _ in self.wanting)
+
+    @property
     def tables(self) -> Tables:
         return self.hearing[0][0].tables
 
@@ -73,12 +83,12 @@ class Audience:
         """Whether one query may be a step of a generation; a class token that asks all of the others is none."""
         return all(getattr(watcher, "is_step", _always)(name, keys) for watcher, name in self.hearing)
 
-    def goes_on(self, q: Tensor, k: Tensor, lse: Tensor | None, scale: float | None) -> bool:
+    def goes_on(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it: then there is nothing to find out."""
         if lse is None or len(self.hearing) != 1 or not self.wanting:
             return False
         watcher, name = self.wanting[0]
-        return watcher.goes_on(name, q, k, lse, scale)
+        return watcher.goes_on(name, q, k, v, lse, scale)
 
     @property
     def watching(self) -> bool:
@@ -97,6 +107,24 @@ class Audience:
             watcher.record(self.module, name, looked)
 
 
+class Again(Audience):
+    """The same for a call that a reentrant checkpoint makes again: it was counted, and brings its gradient."""
+
+    def note(self, first_query: int, end_key: int) -> None:
+        pass
+
+    def miss(self, why: str, first_query: int, end_key: int) -> None:
+        pass
+
+    def goes_on(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, scale: float | None) -> bool:
+        return False
+
+    def record(self, looked: Any) -> None:
+        for watcher, name in self.wanting:
+            if watcher.influence is not None:
+                watcher.influence.again(name, looked)
+
+
 def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
     """Who hears of an attention call that is made now; None if nobody watches the module that makes it.
 
@@ -104,9 +132,10 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     except with `again`, and except who edits: what runs again is edited again.
     """
     watches = active.watches()
-    if watches and torch._C._current_graph_task_id() != -1 and not again:
-        watches = [watcher for watcher in watches if getattr(watcher, "edits", False)]
     if not watches:
+        return None
+    once_more = torch._C._current_graph_task_id() != -1 and not again
+    if once_more and not (watches := [watcher for watcher in watches if _recomputes(watcher)]):
         return None
     module = module or active.known_module()
     if module is None:
@@ -119,7 +148,12 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if func is torch._transformer_encoder_layer_fwd:
         module = fast_path.attends_by(module)
     hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
-    return Audience(module, hearing) if hearing else None
+    return (Again if once_more else Audience)(module, hearing) if hearing else None
+
+
+def _recomputes(watcher: Watcher) -> bool:
+    influence = getattr(watcher, "influence", None)
+    return getattr(watcher, "edits", False) or (influence is not None and influence.recomputes)
 
 
 class WatchMode(Listener):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call
+    from sightline.watching.intercept.heads import Heads
 
 
 class Looked(NamedTuple):
@@ -17,6 +18,7 @@ class Looked(NamedTuple):
     row: Tensor
     first_query: int  # its position among all keys; -1 for cross-attention
     first_key: int
+    heads: Heads | None = None  # what they gave, where somebody wants it
     key: Tensor | None = None  # the keys, where those of the call stand for scores alone: q and k cannot be kept
     real: Tensor | None = None  # [batch, keys]: which keys are no padding, where no mask says so
 
@@ -40,3 +42,4 @@ class Edited(NamedTuple):
     weights: Tensor | None = None
     call: Call | None = None
     row: Tensor | None = None
+    values: Tensor | None = None  # where some of them are other than those of the call: one for each head
