@@ -49,8 +49,6 @@ def run(model: str, folder: Path, todo: Sequence[Order], wanted: Wanted, workers
             fn_constructor_args=(model, str(folder.resolve()), tuple(wanted)),
             batch_size=1,
             concurrency=min(workers, len(todo)),
-            max_restarts=4,
-            max_task_retries=4,
         )
         for row in made.iter_rows():
             yield Done(int(row["texts"]), int(row["errors"]))
