@@ -39,7 +39,6 @@ from sightline.watching.record.repeated import Repeating
 from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
-from sightline.watching.said import say_if_nothing
 from sightline.watching.seen import Seen
 from sightline.watching.silence import say_if_nothing
 from sightline.watching.tokens import Reader
