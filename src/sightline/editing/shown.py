@@ -44,10 +44,14 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited) -> 
     else:
         block = Block(call, block.acts, block.place)
         touched, as_told = block.touched(acts), block.touched(told)
+        values = any(act.step == "values" for act in block.acts)
         q = block.put(call.q, block.q, touched)
         k = call.k
-        if any(act.step == "keys" for act in acts):
-            k = k.repeat_interleave(call.sizes.groups, 1).index_put((block.at[0][..., 0], block.at[1][..., 0]), block.k)
+        if values or any(act.step == "keys" for act in acts):
+            # Each head has its own.
+            at = block.at[0][..., 0], block.at[1][..., 0]
+            k = k.repeat_interleave(call.sizes.groups, 1).index_put(at, block.k)
+            edited = edited._replace(values=call.v.repeat_interleave(call.sizes.groups, 1).index_put(at, block.v))
         if told:
             # Half precision would have its rows measured again, and these need not sum to 1.
             q, k = q.to(call.compute_dtype), k.to(call.compute_dtype)

@@ -32,9 +32,13 @@ LESSONS = (
     "heads",
     "aspects",
     "positions",
+    "images",
+    "stations",
     "fixed-or-dynamic",
     "kids-and-lions",
     "homonyms",
+    "three-readings",
+    "cutting",
     "dates",
 )
 

@@ -23,6 +23,7 @@ from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
 from sightline.watching.intercept.heads import compiled as compiled_graph
+from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
@@ -35,6 +36,7 @@ from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
 from sightline.watching.record.layer import Layer, Part
 from sightline.watching.record.repeated import Repeating
+from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
@@ -62,9 +64,10 @@ class Watcher(Following, Repeating):
         compact: bool,
         influence: bool = False,
         keep_output: bool = False,
+        runs: int | None = 1,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
-        self.keep, self.compact, self.reader = keep, compact, reader
+        self.keep, self.compact, self.reader, self.runs = keep, compact, reader, runs
         self.names = names
         self.deeper = Deeper(wanted, names, keep, influence, keep_output)
         self.deep, self.influence = self.deeper.on, self.deeper.influence
@@ -104,6 +107,7 @@ class Watcher(Following, Repeating):
         with ExitStack() as stack:
             stack.enter_context(active.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
+            stack.enter_context(LIBRARIES)
             stack.enter_context(active.BLIND)
             base = inner(self.model)
             every = list(base.modules())
@@ -220,15 +224,6 @@ class Watcher(Following, Repeating):
     def name_of(self, module: nn.Module) -> str | None:
         return self.names.get(id(module))
 
-    def module_of(self, name: str) -> nn.Module | None:
-        """The module of this path."""
-        return next((module for module in self.model.modules() if self.names.get(id(module)) == name), None)
-
-    def mark_by_hand(self, name: str) -> None:
-        """What was seen of a module is attention that no function was called for."""
-        for layer in self._followed():
-            layer.by_hand |= layer.name.split("#")[0] == name
-
     def wants(self, name: str) -> bool:
         if name not in self.order:
             self.order[name] = len(self.order)
@@ -265,14 +260,17 @@ class Watcher(Following, Repeating):
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
-        if self.seen.layers and not self.warned and not grown and not self.search:
+        if self.runs != 1 and not grown and not self.search:
+            self.gather.flush()
+            put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
+        elif self.seen.layers and not self.warned and not grown and not self.search:
             self.warned = True
             warnings.warn(
                 explain(
                     "a second run began inside one sl.watch block",
                     expected="one forward pass or one generation in a block",
                     got="another input: its sights take the place of the first one's",
-                    hint="one block for each run: with sl.watch(model) as seen: model(…)",
+                    hint='one block for each run, or sl.watch(model, runs="all")',
                 ),
                 UserWarning,
                 stacklevel=2,
@@ -297,8 +295,14 @@ class Watcher(Following, Repeating):
         """The account of one call becomes a part of its layer."""
         call, row, first_query, first_key = looked[:4]
         s = call.sizes
+        full = self._piece_of(name, looked)
+        if full is None:
+            full, is_piece = self.note(name, first_query, first_key + s.keys), False
+        else:
+            first_query = first_key = self.windows.last[name].end_key
+            looked, is_piece = looked._replace(first_query=first_query, first_key=first_key), True
         end_key = first_key + s.keys
-        full = self.note(name, first_query, end_key)
+        self.windows.put(name, full, self.passes, call, end_key)
         layer = self.seen._layers.get(full)
         if not self._is_followed(full, s.batch):
             return
@@ -308,7 +312,7 @@ class Watcher(Following, Repeating):
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
         with active.quiet(), aside():
-            if self.gather.step(layer, call, row, first_query, first_key):
+            if not is_piece and self.gather.step(layer, call, row, first_query, first_key):
                 if looked.heads is not None:
                     self.deeper.step(layer.parts[-1], looked.heads.v, s.heads, s.kv_heads)
                 return

@@ -15,13 +15,14 @@ from torch import Tensor
 from sightline.backends.call import make_call
 from sightline.portable import one_batch_axis
 from sightline.watching.intercept import active
-from sightline.watching.intercept.heads import Heads, heads_first
+from sightline.watching.intercept.heads import Heads
 from sightline.watching.intercept.looked import Attended, Edited, Looked
 
 if TYPE_CHECKING:
     from sightline.backends.call import BiasLike, Call
     from sightline.masks import Mask
     from sightline.watching.intercept.function_mode import Audience
+    from sightline.watching.intercept.heads import Heads
 
 
 def change(
@@ -55,11 +56,14 @@ def change(
         return found._replace(out=found.out.reshape(out.shape))
 
 
-def tell(who: Audience, found: Edited, first_query: int, first_key: int) -> bool:
-    """Tell the watches of a map that was changed; False if it was not, and they are told as always."""
-    if found.call is None or found.row is None:
+def tell(who: Audience, found: Edited | None, first_query: int, first_key: int, heads: Heads | None) -> bool:
+    """Tell the watches of a map that edits changed; False if none did, and they are to be told as always."""
+    if found is None:
         return False
-    heads = Heads(found.out, found.call.v, heads_first) if who.deep else None
+    if found.call is None or found.row is None:
+        return not who.watching
+    if heads is not None and found.values is not None:
+        heads = heads._replace(v=found.values)
     who.record(Looked(found.call, found.row, first_query, first_key, heads=heads))
     return True
 

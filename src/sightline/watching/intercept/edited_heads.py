@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from sightline.masks import causal
 from sightline.watching.intercept import active
 from sightline.watching.intercept.changed import change, tell
-from sightline.watching.intercept.heads import Heads, heads_first
+from sightline.watching.intercept.heads import Heads, before_projection
 from sightline.watching.intercept.looked import Edited
 
 if TYPE_CHECKING:
@@ -29,12 +29,19 @@ def edited_heads(
     func: Any, given: dict, who: Audience, first: int, read: Read, account: Callable[..., Any]
 ) -> tuple[Tensor, Tensor | None]:
     """F.multi_head_attention_forward with the attention inside it edited; and the weights, if they are asked for."""
-    inside = _Inside(who, given, first, read, account)
-    # The function asks whether a mode is on, and would hand itself over: what it calls is to be seen, not it.
-    seen = FunctionType(func.__code__, func.__globals__ | {"has_torch_function": lambda _: False}, func.__name__)
-    seen.__defaults__, seen.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
+    inside, taken = _Inside(who, given, first, read), list[Heads]()
+    if who.deep:
+        seen = before_projection(func, who.name, taken)
+    else:
+        # The function asks whether a mode is on, and would hand itself over: what it calls is to be seen, not it.
+        seen = FunctionType(func.__code__, func.__globals__ | {"has_torch_function": lambda _: False}, func.__name__)
+        seen.__defaults__, seen.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
     with active.quiet(), inside:
         out, weights = seen(**given)
+    q, k, v = inside.tensors
+    heads = taken[0]._replace(v=v) if taken else None
+    if not tell(who, inside.found, first, 0, heads):
+        who.record(account(q, k, v, *inside.meant, heads=heads))
     if weights is None or inside.found.weights is None:
         return out, weights
     shown = inside.found.weights
@@ -46,13 +53,15 @@ def edited_heads(
 class _Inside(TorchFunctionMode):
     """Sees what F.multi_head_attention_forward calls: torch's fused attention, or two products and a softmax."""
 
-    def __init__(self, who: Audience, given: dict, first: int, read: Read, account: Callable[..., Any]) -> None:
+    def __init__(self, who: Audience, given: dict, first: int, read: Read) -> None:
         super().__init__()
-        self.who, self.first, self.read, self.account = who, first, read, account
+        self.who, self.first, self.read = who, first, read
         self.heads = given["num_heads"]
         self.dropout = given.get("dropout_p", 0.0) if given.get("training", True) else 0.0
         self.scores: tuple[Tensor, Tensor, Tensor | None] | None = None
         self.found = Edited(torch.empty(0))
+        self.tensors: tuple[Tensor, ...] = ()
+        self.meant: tuple[Any, ...] = ()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -68,7 +77,8 @@ class _Inside(TorchFunctionMode):
         elif func is torch.bmm:
             weights, v = args
             q, k, table = (None if t is None else self._split(t) for t in self.scores)  # type: ignore[union-attr]
-            assert q is not None and k is not None
+            assert q is not None
+            assert k is not None
             shape = (q.shape[0], self.heads, q.shape[2], v.shape[-1])
             # q was scaled before.
             changed = self._changed(q, k, self._split(v), out.view(shape), table, 1.0, False, self._split(weights))
@@ -93,9 +103,6 @@ class _Inside(TorchFunctionMode):
         mask, bias, _ = self.read(self.who, table, q, k)
         if flag:
             mask = causal("end" if q.shape[-2] == k.shape[-2] else "start")
-        options = (mask, bias, scale, self.first)
-        self.found = change(self.who, q, k, v, out, *options, weights=weights, dropout=self.dropout)
-        if not tell(self.who, self.found, self.first, 0) and self.who.watching:
-            heads = Heads(self.found.out, v, heads_first) if self.who.deep else None
-            self.who.record(self.account(q, k, v, *options, heads=heads))
+        self.meant, self.tensors = (mask, bias, scale, self.first), (q, k, v)
+        self.found = change(self.who, q, k, v, out, *self.meant, weights=weights, dropout=self.dropout)
         return self.found.out

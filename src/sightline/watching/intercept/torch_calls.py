@@ -85,16 +85,13 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if flag:
         mask = causal("end" if queries == keys else "start")
     first = position(who, queries, keys, said, first)
+    edited, meant = None, (mask, bias, given.get("scale"), first, first_key)
     if who.editing:
-        dropout = given.get("dropout_p", 0.0)
-        edited = change(
-            who, q, k, v, out, mask, bias, given.get("scale"), first, first_key, row=lse, sees=sees, dropout=dropout
-        )
+        edited = change(who, q, k, v, out, *meant, row=lse, sees=sees, dropout=given.get("dropout_p", 0.0))
         out = edited.out
-        if tell(who, edited, first, first_key) or not who.watching:
-            return out
     heads = Heads(out, v, heads_first) if who.deep else None
-    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, lse, sees, heads))
+    if not tell(who, edited, first, first_key, heads):
+        who.record(look(q, k, k, *meant, lse, sees, heads))
     return out
 
 
@@ -143,15 +140,16 @@ def compact(
 
 def _told(who: Audience, call: Call, out: Tensor, row: Tensor, first_query: int, first_key: int = 0) -> Tensor:
     """The output of a call of Sightline's own functions, as edits have it, of which the watches have been told."""
+    edited = None
     if who.editing:
         more = {"softcap": call.softcap, "sinks": call.sinks, "dropout": call.dropout}
         more["normalizer"] = call.normalizer.name
         options = (call.mask, call.bias, call.scale, first_query, first_key)
         edited = change(who, call.q, call.k, call.v, out, *options, row=row, **more)
         out = edited.out
-        if tell(who, edited, first_query, first_key) or not who.watching:
-            return out
-    who.record(_looked(call, row, first_query, first_key, Heads(out, call.v, heads_first) if who.deep else None))
+    heads = Heads(out, call.v, heads_first) if who.deep else None
+    if not tell(who, edited, first_query, first_key, heads):
+        who.record(_looked(call, row, first_query, first_key, heads))
     return out
 
 

@@ -27,7 +27,7 @@ from sightline.watching.intercept.caller import running
 from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.flex import read_block_mask
 from sightline.watching.intercept.function_mode import Audience, audience
-from sightline.watching.intercept.heads import Heads, check, heads_first, time_first
+from sightline.watching.intercept.heads import Heads, check, time_first
 from sightline.watching.intercept.mask_tables import read
 from sightline.watching.intercept.torch_calls import compact, look, position
 from sightline.watching.intercept.transformers_masks import LazyMask, Span, read_span, read_used
@@ -280,9 +280,10 @@ def _edited(who: Audience, looked: Looked, given: tuple, run: Callable, result: 
     whole = isinstance(weights, Tensor) and weights.shape[-1] == k.shape[-2]
     more = options | {"dropout": dropout, "weights": weights if whole else None, "row": looked.row}
     edited = change(who, query, k, v, heads, mask, bias, kwargs.get("scaling"), first, first_key, **more)
-    if not tell(who, edited, first, first_key) and who.watching:
-        who.record(looked._replace(heads=Heads(edited.out, v, heads_first) if who.deep else None))
     out = edited.out.transpose(1, 2).reshape(out.shape)
+    told = Heads(out, v, time_first) if who.deep else None
+    if not tell(who, edited, first, first_key, told):
+        who.record(looked._replace(heads=told))
     if not isinstance(result, tuple):
         return out
     return (out, weights if edited.weights is None else edited.weights, *result[2:])
