@@ -39,7 +39,8 @@ _UNCOUNTED = 1 << 40
 
 def miss(watcher: Watcher, name: str, reason: str) -> None:
     """A module attended and was not caught: a watch that chose it says so. The first reason counts."""
-    if watcher.layers(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
+    chosen = getattr(watcher, "layers", None)  # who edits has none, and is told of all
+    if chosen is None or chosen(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
         watcher.seen._unseen.setdefault(name, reason)
 
 
