@@ -17,6 +17,7 @@ from sightline.watching.read.ranks import gather
 from sightline.watching.read.rollout import rollout
 from sightline.watching.read.spans import LayerSpans, spans
 from sightline.watching.record.folder import save
+from sightline.watching.record.image import Pictured
 from sightline.watching.record.shares import SHARES
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class LayerLike(Protocol):
     def rows(self, name: str) -> Tensor | None: ...
 
 
-class Seen:
+class Seen(Pictured):
     """The sights of a run, by the path of each layer in the model.
 
     Layers are listed in the order in which they ran. A layer that was called several times in one pass is listed once
@@ -307,11 +308,12 @@ class Seen:
         """
         return rollout(self, query, heads, residual, memory)
 
-    def save(self, folder: str | Path, keep_qk: bool = True) -> Path:
+    def save(self, folder: str | Path, keep_qk: bool = True, image: str | Path | bytes | None = None) -> Path:
         """Write a folder that `sl.load` reads: safetensors and a JSON index, no pickle.
 
         Every file appears whole or not at all, so the folder can be read while it is written. q and k are written if
-        they were kept, unless `keep_qk=False`.
+        they were kept, unless `keep_qk=False`. An image, a PNG or JPEG of at most 64 megapixels as a file or as its
+        bytes, is decoded to see that it is one, and saved beside the run: `seen.image` is its file then.
 
         >>> import tempfile, torch
         >>> from sightline.watching import load, watch
@@ -323,7 +325,7 @@ class Seen:
         ...     load(seen.save(folder)).layers
         ['MultiheadAttention']
         """
-        return save(self, Path(folder), keep_qk)
+        return save(self, Path(folder), keep_qk, self.image if image is None else image)
 
     def gather(self, group: Any = None, over: str | None = None) -> Seen:
         """The sights of a model that lies on several ranks, put together; every rank must call it, and gets them.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sightline import caches
 from sightline.errors import InputTypeError
+from sightline.watching.record.image import image_size
 
 
 class Reader:
@@ -20,6 +21,7 @@ class Reader:
         self.ids: Tensor | None = None  # [batch, tokens]
         self.memory: Tensor | None = None  # of the encoder
         self.one = False  # whether this pass was given one position: it may be a step of a generation
+        self.image: tuple[int, int, int] | None = None  # channels, height and width
         self._pending: Tensor | None = None
         self._texts: dict[bool, tuple[Tensor, list[list[str]]]] = {}
 
@@ -27,10 +29,12 @@ class Reader:
         """A pass begins: its ids are taken in once it is known whether it goes on with what was there."""
         self._pending = find_ids(args, kwargs)
         self.one = is_one(args, kwargs, self._pending)
+        self.image = image_size(args, kwargs) or self.image
 
     def encodes(self, args: tuple, kwargs: dict) -> None:
         """The encoder begins."""
         self.memory, self.one = find_ids(args, kwargs), False
+        self.image = image_size(args, kwargs) or self.image
 
     def settle(self, continues: bool) -> None:
         if self._pending is not None:
