@@ -293,7 +293,9 @@ def holders(reason: str, softmax: nn.Module | None) -> list[tuple[Watcher, str]]
     The reason comes first: a frame whose first argument is a module is taken for a method of it.
     """
     module, found = current(), []
-    for watcher in active.watches() if module is not None else []:
+    if module is None:
+        return []
+    for watcher in active.watches():
         name = watcher.name_of(module)
         other = name if softmax is None else watcher.name_of(softmax)
         if name is not None and other is not None:
