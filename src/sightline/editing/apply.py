@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sightline.editing import sources
+from sightline.editing.edits import Edit
 from sightline.editing.maps import Block
 from sightline.editing.plan import INPUT, MAP, Act
-from sightline.editing.edits import Edit
 from sightline.editing.shown import shown
 from sightline.editing.where import Where
 from sightline.errors import InputError

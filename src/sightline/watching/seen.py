@@ -19,6 +19,7 @@ from sightline.watching.read.spans import LayerSpans, spans
 from sightline.watching.record.folder import save
 from sightline.watching.record.image import Pictured
 from sightline.watching.record.shares import SHARES
+from sightline.watching.tokens import Worded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -44,7 +45,7 @@ class LayerLike(Protocol):
     def rows(self, name: str) -> Tensor | None: ...
 
 
-class Seen(Pictured):
+class Seen(Pictured, Worded):
     """The sights of a run, by the path of each layer in the model.
 
     Layers are listed in the order in which they ran. A layer that was called several times in one pass is listed once
@@ -154,42 +155,6 @@ class Seen(Pictured):
         """
         found = self._layer(layer)
         return {name: rows for name in SHARES if (rows := found.rows(name)) is not None}
-
-    @property
-    def ids(self) -> list[list[int]] | None:
-        """The token ids, a list for each sequence of the batch; None if the model was not given ids."""
-        if self._ids is None and self._reader is not None:
-            return None if self._reader.ids is None else self._reader.ids.tolist()
-        return None if self._ids is None else self._ids[0]
-
-    @property
-    def memory_ids(self) -> list[list[int]] | None:
-        """The encoder's token ids."""
-        if self._ids is None and self._reader is not None:
-            return None if self._reader.memory is None else self._reader.memory.tolist()
-        return None if self._ids is None else self._ids[1]
-
-    @property
-    def tokens(self) -> list[list[str]] | None:
-        """The text of every token, a list for each sequence of the batch; None without a tokenizer. Can be set."""
-        if self._tokens is None and self._reader is not None:
-            return self._reader.tokens()
-        return self._tokens
-
-    @tokens.setter
-    def tokens(self, tokens: list[list[str]] | None) -> None:
-        self._tokens = _checked("tokens", tokens)
-
-    @property
-    def memory_tokens(self) -> list[list[str]] | None:
-        """The text of the encoder's tokens, which cross-attention looks at. Can be set."""
-        if self._memory_tokens is None and self._reader is not None:
-            return self._reader.tokens(memory=True)
-        return self._memory_tokens
-
-    @memory_tokens.setter
-    def memory_tokens(self, tokens: list[list[str]] | None) -> None:
-        self._memory_tokens = _checked("memory_tokens", tokens)
 
     def backward(self, y: Float[Tensor, "*batch"], add: bool = False) -> None:
         """Take in what mattered for y: its gradient at the output of every head, where it stops.
@@ -410,18 +375,3 @@ class Seen(Pictured):
 
 def _few(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 3 else [names[0], names[1], "…", names[-1]])
-
-
-def _checked(name: str, tokens: Any) -> list[list[str]] | None:
-    if tokens is None:
-        return None
-    if not isinstance(tokens, list) or not all(
-        isinstance(row, list) and all(isinstance(token, str) for token in row) for row in tokens
-    ):
-        raise InputTypeError(
-            f"{name} are a list of strings for each sequence of the batch",
-            expected="list[list[str]]",
-            got=type(tokens).__name__,
-            hint=f"seen.{name} = [['the', ' kids', …]]",
-        )
-    return tokens
