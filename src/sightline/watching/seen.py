@@ -17,7 +17,9 @@ from sightline.watching.read.ranks import gather
 from sightline.watching.read.rollout import rollout
 from sightline.watching.read.spans import LayerSpans, spans
 from sightline.watching.record.folder import save
+from sightline.watching.record.image import Pictured
 from sightline.watching.record.shares import SHARES
+from sightline.watching.tokens import Worded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -43,7 +45,7 @@ class LayerLike(Protocol):
     def rows(self, name: str) -> Tensor | None: ...
 
 
-class Seen:
+class Seen(Pictured, Worded):
     """The sights of a run, by the path of each layer in the model.
 
     Layers are listed in the order in which they ran. A layer that was called several times in one pass is listed once
@@ -153,42 +155,6 @@ class Seen:
         """
         found = self._layer(layer)
         return {name: rows for name in SHARES if (rows := found.rows(name)) is not None}
-
-    @property
-    def ids(self) -> list[list[int]] | None:
-        """The token ids, a list for each sequence of the batch; None if the model was not given ids."""
-        if self._ids is None and self._reader is not None:
-            return None if self._reader.ids is None else self._reader.ids.tolist()
-        return None if self._ids is None else self._ids[0]
-
-    @property
-    def memory_ids(self) -> list[list[int]] | None:
-        """The encoder's token ids."""
-        if self._ids is None and self._reader is not None:
-            return None if self._reader.memory is None else self._reader.memory.tolist()
-        return None if self._ids is None else self._ids[1]
-
-    @property
-    def tokens(self) -> list[list[str]] | None:
-        """The text of every token, a list for each sequence of the batch; None without a tokenizer. Can be set."""
-        if self._tokens is None and self._reader is not None:
-            return self._reader.tokens()
-        return self._tokens
-
-    @tokens.setter
-    def tokens(self, tokens: list[list[str]] | None) -> None:
-        self._tokens = _checked("tokens", tokens)
-
-    @property
-    def memory_tokens(self) -> list[list[str]] | None:
-        """The text of the encoder's tokens, which cross-attention looks at. Can be set."""
-        if self._memory_tokens is None and self._reader is not None:
-            return self._reader.tokens(memory=True)
-        return self._memory_tokens
-
-    @memory_tokens.setter
-    def memory_tokens(self, tokens: list[list[str]] | None) -> None:
-        self._memory_tokens = _checked("memory_tokens", tokens)
 
     def backward(self, y: Float[Tensor, "*batch"], add: bool = False) -> None:
         """Take in what mattered for y: its gradient at the output of every head, where it stops.
@@ -307,11 +273,12 @@ class Seen:
         """
         return rollout(self, query, heads, residual, memory)
 
-    def save(self, folder: str | Path, keep_qk: bool = True) -> Path:
+    def save(self, folder: str | Path, keep_qk: bool = True, image: str | Path | bytes | None = None) -> Path:
         """Write a folder that `sl.load` reads: safetensors and a JSON index, no pickle.
 
         Every file appears whole or not at all, so the folder can be read while it is written. q and k are written if
-        they were kept, unless `keep_qk=False`.
+        they were kept, unless `keep_qk=False`. An image, a PNG or JPEG of at most 64 megapixels as a file or as its
+        bytes, is decoded to see that it is one, and saved beside the run: `seen.image` is its file then.
 
         >>> import tempfile, torch
         >>> from sightline.watching import load, watch
@@ -323,7 +290,7 @@ class Seen:
         ...     load(seen.save(folder)).layers
         ['MultiheadAttention']
         """
-        return save(self, Path(folder), keep_qk)
+        return save(self, Path(folder), keep_qk, self.image if image is None else image)
 
     def gather(self, group: Any = None, over: str | None = None) -> Seen:
         """The sights of a model that lies on several ranks, put together; every rank must call it, and gets them.
@@ -408,18 +375,3 @@ class Seen:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 3 else [names[0], names[1], "…", names[-1]])
-
-
-def _checked(name: str, tokens: Any) -> list[list[str]] | None:
-    if tokens is None:
-        return None
-    if not isinstance(tokens, list) or not all(
-        isinstance(row, list) and all(isinstance(token, str) for token in row) for row in tokens
-    ):
-        raise InputTypeError(
-            f"{name} are a list of strings for each sequence of the batch",
-            expected="list[list[str]]",
-            got=type(tokens).__name__,
-            hint=f"seen.{name} = [['the', ' kids', …]]",
-        )
-    return tokens
