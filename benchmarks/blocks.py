@@ -410,7 +410,35 @@ def references(results: Results) -> str:
     return table(("model", "head", "hits", "looks at the first noun"), rows, words=(0, 1))
 
 
+def survey(results: Results) -> str:
+    """Workers of a survey against one."""
+    rows = results.rows("survey-cpu")
+    if not rows:
+        return table((), ())
+    first = rows[0]
+    same = "the same rows" if all(row["same_rows"] for row in rows) else "DIFFERENT ROWS"
+    said = (
+        f"SmolLM2 over {first['texts']} pieces of {first['corpus']}, about "
+        f"{first['tokens']:.0f} tokens each, {first['rows']:,} rows; medians of {first['rounds']} rounds in turns, on "
+        f"{where(results, 'cpu', 'survey')}, two cores that other work shared: the ratio says more than the rates. "
+        f"All wrote {same}."
+    )
+    shown = [
+        (
+            str(row["workers"]),
+            f"{row['texts_per_second']:.2f}",
+            times(row["of_one_worker"]),
+            f"{row['first_part']:.0f} s",
+            f"{row['seconds']:.0f} s",
+        )
+        for row in rows
+    ]
+    head = ("workers", "texts a second", "of one worker", "until the first part (loading)", "all of it")
+    return f"{said}\n\n{table(head, shown, words=())}"
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
+    "survey": survey,
     "peers": peers,
     "scoreboard": lambda results: table(*scoreboard(results), words=(0, 1, 5)),
     "models": models,
