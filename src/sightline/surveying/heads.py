@@ -90,7 +90,7 @@ def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[di
         raise InputError("a single token has no loss")
     with (
         torch.set_grad_enabled(wanted.influence),
-        watch(model, stats=stats, tokenizer=tokenizer, influence=wanted.influence) as seen,
+        watch(model, stats=stats, influence=wanted.influence) as seen,
     ):
         if wanted.generate:
             for _ in model.stream(text.text, max_new_tokens=wanted.generate):
