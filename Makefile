@@ -57,7 +57,7 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs clean test-lowest \
+.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs clean test-lowest ray-test \
   notebook-test $(TRY_PAGE)
 
 help: ## show this list
