@@ -106,7 +106,7 @@ def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[di
     tokens = list(encoding.offsets)
     for portrait in portraits:
         sight, numbers = seen[portrait.layer], seen.heads(portrait.layer)
-        at = numbers.index(portrait.head)
+        at, top = numbers.index(portrait.head), sight.top(_STRONGEST.n)
         measures = {shown.name: getattr(portrait, shown.name, None) for shown in MEASURES}
         measures["retrieval"] = copied.get((portrait.layer, portrait.head))
         if raised is not None:
@@ -120,7 +120,7 @@ def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[di
             "tokens": len(ids),
             **measures,
             "spans": _spans(sight.received()[0, at], text, tokens, sight.shape[-2]),
-            "links": _links(*(x[0, at] for x in sight.top(_STRONGEST.n)), text, tokens, wanted.links),
+            "links": _links(top.keys[0, at], top.weights[0, at], text, tokens, wanted.links),
         }
 
 

@@ -223,7 +223,7 @@ class _Fetch:
                 found = own(self._mine.sight(), slice(start, start + self._heads[ranks.rank]))
             except SightlineError as problem:
                 error = str(problem)
-        about = {"asked": said[:200], "error": None if error is None else error[:800]}
+        about: dict[str, Any] = {"asked": said[:200], "error": None if error is None else error[:800]}
         about["tensors"] = [[list(one.shape), str(one.dtype).removeprefix("torch.")] for one in found]
         heard = ranks.agree(f"{self._name}, {said[:60]}", about, ranks.device)
         for rank, other in enumerate(heard):
