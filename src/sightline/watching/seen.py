@@ -295,38 +295,12 @@ class Seen(Pictured, Worded):
     def gather(self, group: Any = None, over: str | None = None) -> Seen:
         """The sights of a model that lies on several ranks, put together; every rank must call it, and gets them.
 
-        Of tensor parallel, where each rank saw heads of its own, layers have the heads of all ranks, in their order; of
-        a pipeline, the layers of all ranks in order. `over` says which, `"heads"` or `"layers"`; without it, layers of
-        the same name are divided by heads. What was computed travels, q and k do not: what needs them (`tile`, other
-        statistics) is computed on the ranks that kept them, and all ranks must ask for it. `group` is a process group
-        of torch.distributed, a DeviceMesh of one axis, or None for the default group. This run stays what it is.
-
-        >>> import torch
-        >>> from sightline.watching import watch
-        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
-        >>> x = torch.randn(1, 5, 16)
-        >>> with watch(layer) as seen:
-        ...     _ = layer(x, x, x)
-        >>> seen.gather()[0].shape  # one process: nothing to add
-        (1, 2, 5, 5)
+        Of tensor parallel, layers have the heads of all ranks, in their order; of a pipeline, there are the layers of
+        all ranks. `over` says which, `"heads"` or `"layers"`; without it, layers of the same name are divided by heads.
+        What was computed travels; what needs q and k is computed on the ranks that kept them, and all ranks must ask.
+        `group` is a process group, a DeviceMesh of one axis, or None for the default group.
         """
         return gather(self, group, over)
-
-    def layer_of(self, layer: str | int) -> LayerLike:
-        """A layer by its name or index, with what belongs to it beside its sight."""
-        return self._layer(layer)
-
-    def put(self, layer: LayerLike) -> None:
-        """Add a layer, or put it in the place of the one of its name."""
-        self._layers[layer.name] = layer
-
-    def describe(self, index: dict[str, Any]) -> None:
-        """Take over what the index of a run says of its inputs, and what it did not see."""
-        if index["ids"] is not None or index["memory_ids"] is not None:
-            self._ids = (index["ids"], index["memory_ids"])
-        self._tokens = index["tokens"] or self._tokens
-        self._memory_tokens = index["memory_tokens"] or self._memory_tokens
-        self._unseen |= index["unseen"]
 
     def _layer(self, layer: str | int) -> LayerLike:
         if isinstance(layer, int) and not isinstance(layer, bool):
