@@ -343,6 +343,7 @@ export class Header {
   private async closeRun(): Promise<void> {
     const open = this.context.run.value;
     if (!open) return;
+    this.closeButton.disabled = true; // until another run is open: it would close this one again
     try {
       await this.context.source.close(open.id);
       await this.refresh();
@@ -351,6 +352,8 @@ export class Header {
       this.offerUndo("Closed: ", [open.info]);
     } catch (error) {
       this.context.failed(error, () => void this.closeRun());
+    } finally {
+      this.closeButton.disabled = false;
     }
   }
 }
