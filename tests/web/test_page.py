@@ -953,7 +953,7 @@ def test_links_are_exported_as_they_are_seen(browser: Browser, live: Live, tmp_p
         )
         for place in (starts, ends):
             assert np.abs(place - ink).max(-1).min() < 60, "there is a line in the colour of the page's"
-        faint = drawn[int(6 * 22) - 8 : int(6 * 22) + 8, 3]
+        faint = drawn[6 * 22 - 8 : 6 * 22 + 8, 3]
         assert np.abs(faint - drawn[0, 0]).max() < 30, "and those that the page sets aside are faint"
     finally:
         visit.requests.clear()
