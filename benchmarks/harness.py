@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import sources
 import torch
 
 RESULTS = Path(__file__).parent / "results"
@@ -185,6 +186,10 @@ def machine() -> dict:
         import triton
 
         where |= {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__}
+    elif "sightline" in sys.modules:
+        from sightline.kernels.native import tile as native_tile
+
+        where["account"] = native_tile.found().said
     where |= earlier
     for module, package in PEERS.items():
         if module in sys.modules:
@@ -218,16 +223,21 @@ def kept(name: str, key: str, measured: list[str], folder: Path | None = None) -
     if any(before["machine"].get(what) != now.get(what) for what in ("gpu", "processor")):
         return []
     earlier.update({peer: before["machine"][peer] for peer in PEERS.values() if peer in before["machine"]})
-    return [row for row in before["results"] if row.get(key) not in (*measured, None)]
+    left = [row for row in before["results"] if row.get(key) not in (*measured, None)]
+    return [{"sources": None} | row for row in left]  # of which code they are is known, or nobody knows it
 
 
 def write(name: str, rows: list[dict], folder: Path | None = None) -> Path:
-    """Write results with the machine, the versions and the command; the file appears whole or not at all."""
+    """Write results with the machine, the versions, the code and the command; the file appears whole or not at all."""
     path = place(name, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     options = [argument for argument in sys.argv[1:] if not (folder and argument in ("--out", str(folder)))]
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *options])
-    found = {"machine": machine(), "command": command, **({"quick": True} if QUICK else {}), "results": rows}
+    measured = sources.sum_of(name)
+    rows = [row if measured is None else {**row, "sources": row.get("sources", measured)} for row in rows]
+    found = {"machine": machine(), "command": command, "commit": sources.commit(), "results": rows}
+    if QUICK:
+        found["quick"] = True
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(found, indent=1) + "\n")
     temporary.replace(path)

@@ -95,19 +95,20 @@ def _flex_swapped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
 def _widths(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: sl.Mask | None) -> dict[str, object]:
     """All statistics but top, by the kernel for 4, 8 and 16 numbers at once, and by torch's operations alone."""
     from sightline.kernels.native import tile as native_tile
+    from sightline.kernels.native.build import LANES
 
     stats = SETS["+ entropy, max_score, distance"]
 
     def by(name: str, value: str) -> object:
         os.environ[name] = value
-        native_tile.kernel.cache_clear()
+        native_tile.found.cache_clear()
         try:
             return sl.observe(q, k, v, mask=mask, stats=stats)
         finally:
             del os.environ[name]
-            native_tile.kernel.cache_clear()
+            native_tile.found.cache_clear()
 
-    runs = {f"compiled for {n} numbers": (lambda n=n: by("SIGHTLINE_LANES", str(n))) for n in native_tile.LANES}
+    runs = {f"compiled for {n} numbers": (lambda n=n: by("SIGHTLINE_LANES", str(n))) for n in LANES}
     return runs | {"torch's operations": lambda: by("SIGHTLINE_COMPILE", "0")}
 
 

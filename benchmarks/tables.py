@@ -13,9 +13,13 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from sources import sum_of  # noqa: E402
+
 ROOT = HERE.parent
 BLOCK = re.compile(r"(<!-- bench:([a-z-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
@@ -23,9 +27,11 @@ BLOCK = re.compile(r"(<!-- bench:([a-z-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOT
 class Results:
     """All result files of a folder; what was not measured is None, and so is what was measured with --quick."""
 
-    def __init__(self, folder: Path = HERE / "results") -> None:
+    def __init__(self, folder: Path = HERE / "results", current: Callable[[str], str | None] | None = None) -> None:
+        self.current = sum_of if current is None else current  # of the code as it is, for each benchmark
         self.files: dict[str, dict] = {}
         self.quick: list[str] = []
+        self.asked: set[str] = set()  # files that somebody read rows of
         for path in sorted(folder.glob("*.json")):
             found = json.loads(path.read_text("utf-8"))
             if found.get("quick"):
@@ -39,11 +45,18 @@ class Results:
 
     def rows(self, name: str, /, **match: object) -> list[dict]:
         """The rows of a file whose entries are these."""
+        self.asked.add(name)
         found = self.files.get(name, {"results": []})["results"]
         return [row for row in found if all(row.get(key) == value for key, value in match.items())]
 
     def row(self, name: str, /, **match: object) -> dict | None:
         return next(iter(self.rows(name, **match)), None)
+
+    def is_old(self, name: str) -> bool:
+        """Whether some of a file was measured on other code than there is now, or nobody knows on which."""
+        if name not in self.files or (now := self.current(name.rpartition("-")[0])) is None:
+            return False
+        return any(row.get("sources") != now for row in self.files[name]["results"])
 
     def figure(self, name: str, key: str, /, **match: object) -> float | None:
         """One number: `key` is the way to it, as in `sightline.median_ms`."""
@@ -66,7 +79,9 @@ def filled(text: str, results: Results) -> str:
         name = match.group(2)
         if name not in blocks.BLOCKS:
             raise SystemExit(f"there is no block {name!r}: {', '.join(blocks.BLOCKS)}")
-        return f"{match.group(1)}{blocks.BLOCKS[name](results).strip()}\n{match.group(4)}"
+        block = blocks.BLOCKS[name](results).strip()
+        note = f"\n\n{blocks.OLD_NOTE}" if blocks.OLD in block and name in blocks.FIRST else ""
+        return f"{match.group(1)}{block}{note}\n{match.group(4)}"
 
     return BLOCK.sub(make, text)
 
@@ -75,7 +90,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="fill in what differs")
     options = parser.parse_args()
-    sys.path.insert(0, str(HERE))
     import plot
 
     results = Results()

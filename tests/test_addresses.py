@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 import hatch_build  # noqa: E402
 
+from sightline.kernels.native import build  # noqa: E402
+
 HOME = "https://example.org/team/sightline"
 
 
@@ -62,3 +64,10 @@ def test_a_wheel_has_them(tmp_path):
         told = file.read("small-1.dist-info/METADATA").decode()
     assert f"Project-URL: Repository, {HOME}" in told
     assert f"Project-URL: Issues, {HOME}/issues" in told
+
+
+def test_what_a_wheel_brings_along_is_what_is_looked_for():
+    assert tuple(hatch_build.KINDS) == build.LANES
+    assert [Path(hatch_build.NATIVE, "brought", f"tile-x86_64-{n}.so") for n in hatch_build.KINDS] == [
+        (build.BROUGHT / build.brought_name(n)).relative_to(ROOT / "src") for n in build.LANES
+    ]

@@ -24,7 +24,7 @@ DOCS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglo
 PAGES_WITH_CODE = ("README.md", "CONTRIBUTING.md", *(page for page in DOCS if FENCE.search(read(page))))
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "DESIGN.md", *DOCS)
 # Extras that are tools of ours, not parts of the library.
-TOOLS = {"all", "dev", "docs", "peers"}
+TOOLS = {"all", "dev", "docs", "peers", "wheel"}
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -73,8 +73,8 @@ def test_links_and_pictures_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_make_commands_exist(page: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    named = set(re.findall(r"(?:`|^)make ([a-z]+)", read(page), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", read(page), re.MULTILINE))
     assert named <= targets
 
 

@@ -11,6 +11,7 @@ from sightline.backends import reference, sdpa
 from sightline.backends.call import make_call
 from sightline.backends.choose import BACKENDS, Backend
 from sightline.errors import BackendError
+from sightline.kernels.native import tile as native_tile
 from sightline.masks import Band
 from sightline.positions import alibi
 
@@ -164,3 +165,12 @@ def test_a_decoding_step_takes_the_short_way(monkeypatch, kv_heads, queries, mas
     assert (taken[0] is not None) == short
     expected = reference.matrix_view(q.double(), k.double(), v.double(), mask=mask)
     torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_large_call_says_what_makes_its_account(monkeypatch):
+    big, small = torch.zeros(1, 1, 2048, 8), torch.zeros(1, 1, 16, 8)
+    for kernel, by in ((None, "torch's operations"), (print, "the kernel in C")):
+        monkeypatch.setattr(native_tile, "found", lambda kernel=kernel: native_tile.Found(kernel, "so it is"))
+        assert sl.which_backend(big, big, big).reason.endswith(f"; an account of it by {by}: so it is")
+        assert "account" not in sl.which_backend(small, small, small).reason
+        assert "account" not in sl.which_backend(*[big.double()] * 3).reason

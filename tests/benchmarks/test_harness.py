@@ -71,11 +71,20 @@ def test_parts_that_are_not_measured_again_stay(
     monkeypatch.setattr(harness, "earlier", {"bertviz": "1.0"})
     harness.write("thing", [{"part": "a", "x": 1}, {"part": "b", "x": 2}], tmp_path)
     harness.earlier.clear()
-    assert harness.kept("thing", "part", ["a"], tmp_path) == [{"part": "b", "x": 2}]
+    assert harness.kept("thing", "part", ["a"], tmp_path) == [{"part": "b", "x": 2, "sources": None}]
     assert harness.machine()["bertviz"] == "1.0"  # it took part in the rows that are kept
     path = harness.place("thing", tmp_path)
     path.write_text(path.read_text().replace('"processor": "', '"processor": "another '))
     assert harness.kept("thing", "part", ["a"], tmp_path) == []
+
+
+def test_rows_say_of_which_code_they_are(harness: ModuleType, tmp_path: Path) -> None:
+    now = harness.sources.sum_of("lens")
+    path = harness.write("lens", [{"call": "a"}, {"call": "b", "sources": None}], tmp_path)
+    found = json.loads(path.read_text("utf-8"))
+    assert [row["sources"] for row in found["results"]] == [now, None], "what was kept is not of this code"
+    assert found["commit"] == harness.sources.commit()
+    assert harness.kept("lens", "call", ["b"], tmp_path) == [{"call": "a", "sources": now}]
 
 
 def test_pooled_rounds_are_those_of_one_comparison(harness: ModuleType) -> None:

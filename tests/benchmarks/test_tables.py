@@ -78,7 +78,7 @@ def test_a_changed_result_changes_the_page(tables: ModuleType, tmp_path: Path) -
     rows = [about_all | {"candidate": "sightline"}, {"call": "plain", "tokens": 4096, "ratio": 1.0}]
     about = {"processor": "a processor", "threads": 2, "torch": "2.0+cpu"}
     (tmp_path / "attention-cpu.json").write_text(json.dumps({"machine": about, "results": rows}))
-    text = tables.filled("<!-- bench:peers -->\nold\n<!-- /bench -->", tables.Results(tmp_path))
+    text = tables.filled("<!-- bench:peers -->\nold\n<!-- /bench -->", tables.Results(tmp_path, current=lambda _: None))
     assert "| attention, causal, 4,096 tokens | 1.23 |" in text
     assert "a processor, 2 threads" in text
     assert "not measured yet" in text
@@ -129,3 +129,41 @@ def test_slow_levels_are_told_beside_the_median_over_all(tables: ModuleType) -> 
     row = {"median_ms": 47.0, "budget_ms": 150, "levels": levels}
     assert blocks._slow_levels(row, "median_ms") == " (172 ms at level 6, 155 ms at level 5)"
     assert blocks._slow_levels(row, "seconds") == blocks._slow_levels(None, "median_ms") == ""
+
+
+def test_what_is_older_than_the_code_is_marked(tables: ModuleType, tmp_path: Path) -> None:
+    blocks: Any = importlib.import_module("blocks")
+    about = {"processor": "a processor", "threads": 2, "torch": "2.0+cpu"}
+    row = {"call": "+ entropy, max_score, distance", "tokens": 4096, "of_best_forward": 1.7, "median_ms": 1.0}
+    rows = [row | {"causal": causal, "sources": "now"} for causal in (True, False)]
+    for last, old in (({}, False), ({"sources": "then"}, True), ({"sources": None}, True)):
+        found = {"machine": about, "results": [rows[0], rows[1] | last]}
+        (tmp_path / "lens-cpu.json").write_text(json.dumps(found))
+        results = tables.Results(tmp_path, current=lambda name: "now")
+        page = "<!-- bench:peers -->\n<!-- /bench --><!-- bench:scoreboard -->\n<!-- /bench -->"
+        shown = tables.filled(page, results)
+        assert ("| 1.70 / 1.70 † |" in shown) == ("| 1.700 | first † |" in shown) == (blocks.OLD_NOTE in shown) == old
+
+
+def test_the_sum_is_of_what_code_means(tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: Any = importlib.import_module("sources")
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path)
+    monkeypatch.setattr(sources, "MEASURED", {"x": ("part",)})
+    (tmp_path / "part").mkdir()
+
+    def of(text: str, name: str = "a.py") -> str:
+        (tmp_path / "part" / name).write_text(text)
+        sources._sum.cache_clear()
+        return sources.sum_of("x")
+
+    first = of('"""One."""\n\ndef f(x):\n    """Two."""\n    return x + 1  # three\n')
+    assert of("def f(x):\n    return (x +\n        1)\n") == first
+    assert of("def f(x):\n    return x + 2\n") != first
+    assert of("/* one */", "b.c") != of("/* two */", "b.c")
+    sources._sum.cache_clear()
+
+
+def test_every_part_that_is_measured_is_there(tables: ModuleType) -> None:
+    sources: Any = importlib.import_module("sources")
+    sources._sum.cache_clear()
+    assert all(len(sources.sum_of(name)) == 12 for name in sources.MEASURED)

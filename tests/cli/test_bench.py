@@ -41,7 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Benchmarks of two files: one that works, one that fails."""
     place = tmp_path / "benchmarks"
     place.mkdir()
-    (place / "harness.py").write_text(HARNESS.read_text("utf-8"))
+    for path in (HARNESS, HARNESS.with_name("sources.py")):
+        (place / path.name).write_text(path.read_text("utf-8"))
     (place / "nothing.py").write_text(SUBJECT)
     # What ends before the harness is imported needs no torch, and is over at once.
     (place / "broken.py").write_text('"""What fails."""\nraise SystemExit("it broke")\nimport harness\n')

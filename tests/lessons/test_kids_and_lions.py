@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +13,18 @@ import torch
 
 from lesson_cases import fixed, give, softmax
 from sightline.lessons import Page
+from sightline.lessons import kids_and_lions as lesson
+from sightline.lessons.references import VERBS, search
 from sightline.models.checkpoints.builtin import BUILTINS
 
 SENTENCE = "The kids were scared of the lions, so they left right away."
 
 
 @pytest.fixture(scope="module")
-def given() -> tuple[Page, str]:
-    return give("kids-and-lions")
+def given() -> Iterator[tuple[Page, str]]:
+    with pytest.MonkeyPatch.context() as patch:  # a third of the sentences; all of them are in the committed results
+        patch.setattr(lesson, "search", lambda model: search(model, VERBS[:4]))
+        yield give("kids-and-lions")
 
 
 def test_minilm_is_what_transformers_computes_in_float64(given: tuple[Page, str]) -> None:
@@ -71,4 +78,41 @@ def test_others_look_at_the_lions_and_the_lesson_says_so(given: tuple[Page, str]
         folded = " ".join(text.split())
         assert f"{int((to_kids > to_lions).sum())} of {to_kids.numel()} heads give kids more weight" in folded
         assert f"kids gets {float(to_kids.mean()):.3f}" in folded
-    assert "others that look at lions" in folded
+
+
+def test_the_control_shows_that_the_head_follows_the_first_noun(given: tuple[Page, str]) -> None:
+    page, text = given
+    weights = page.results["minilm controls"]
+    for sentence, pair in zip(lesson.CONTROLS, ((0.81, 0.04), (0.08, 0.65), (0.52, 0.14), (0.20, 0.43))):
+        np.testing.assert_allclose(weights[sentence][3, 1], pair, atol=0.005)
+        first = 0 if sentence.split()[1] == "kids" else 1
+        assert weights[sentence][3, 1].argmax() == first
+        assert f"{pair[0]:.2f} / {pair[1]:.2f}" in text
+        assert weights[sentence][5, 2].argmax() == 0  # kids, whatever happens
+        assert weights[sentence][5, 5].argmax() == 1  # lions
+    # In the head that follows the reference, all four are right.
+    for sentence, who in lesson.CONTROLS.items():
+        assert (page.results["smollm2 controls"][sentence][14, 8].argmax() == 0) == (who == "kids")
+
+
+@pytest.mark.parametrize("name", ["minilm", "smollm2"])
+def test_hits_are_those_of_the_committed_results(given: tuple[Page, str], name: str) -> None:
+    """So what the pages say, which is made from the results, is what the lesson finds."""
+    file = Path(__file__).parents[2] / "benchmarks/results/references-cpu.json"
+    (kept,) = (row for row in json.loads(file.read_text())["results"] if row["name"] == name)
+    found = given[0].results[f"{name} found"]
+    lines = np.array([line.split() for line in kept["all"]], dtype=int)
+    assert (lines[:, 0].max() + 1, lines[:, 1].max() + 1) == found.rates.shape
+    hits = (found.right * kept["sentences_of_a_verb"]).flatten(1).T.numpy()
+    # A tie that another processor breaks is one sentence.
+    assert np.abs(hits - lines[:, 3:7]).max() <= 1
+    assert kept["verbs"][:4] == [" / ".join(verbs[:2]) for verbs in VERBS[:4]]
+    best = kept["best"][0]
+    at = lines[(lines[:, 0] == best["layer"]) & (lines[:, 1] == best["head"])][0]
+    assert at[3:].sum() == best["hits"] == lines[:, 3:].sum(1).max()
+
+
+def test_the_conclusion_is_as_strong_as_the_numbers(given: tuple[Page, str]) -> None:
+    folded = " ".join(given[1].split())
+    assert "In minilm no head follows the reference" in folded
+    assert "In smollm2 layer 14 head 8 does follow the reference in these sentences" in folded

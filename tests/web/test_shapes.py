@@ -81,6 +81,9 @@ def test_only_raw_numbers_and_files_are_not_described(client: Client) -> None:
         ("/api/runs/{run}/peek/{layer}/{head}", "/api/runs/{id}/peek/1/2?rows=0:40&cols=0:40"),
         ("/api/runs/{run}/peek/{layer}/{head}", "/api/runs/{id}/peek/1/2?rows=0:4&cols=100:140"),
         ("/api/runs/{run}/steps/{layer}/{head}", "/api/runs/{id}/steps/1/2?q=200"),
+        ("/api/runs/{run}/grid", "/api/runs/{id}/grid?q=200&k=5"),
+        ("/api/runs/{run}/grid", "/api/runs/{id}/grid?q=200&layer=1"),
+        ("/api/runs/{run}/path", "/api/runs/{id}/path?q=200"),
     ],
 )
 def test_answers_have_their_shape(route: str, path: str, client: Client, run: Run) -> None:

@@ -21,6 +21,13 @@ export interface components {
             entropy: number | null;
             others: components["schemas"]["RowValue"][];
         };
+        /** @description One cell in every layer and head; null where it is hidden. */
+        Grid: {
+            query: number;
+            key: number;
+            of: string;
+            heads: (number | null)[][];
+        };
         /**
          * @description One attention layer, by its place in the run and its number in the model.
          *
@@ -120,6 +127,24 @@ export interface components {
                 number,
                 number
             ];
+        };
+        /** @description The strongest sources of a token through the layers, from above. */
+        Path: {
+            query: number;
+            of: string;
+            least: number;
+            steps: components["schemas"]["PathStep"][];
+        };
+        /** @description One layer of a path: where it stands, the strongest sources (head, key, weight), and whether it goes on there. */
+        PathStep: {
+            layer: number;
+            query: number;
+            sources: [
+                number,
+                number,
+                number
+            ][];
+            goes: boolean;
         };
         /**
          * @description Every head by layer: its numbers as far as they are known, the heads most like it and how much.
@@ -225,6 +250,15 @@ export interface components {
             hidden: boolean;
         } & {
             [key: string]: unknown;
+        };
+        /** @description What a query looks at most in every layer and head: keys and their weights, the strongest first. */
+        Strongest: {
+            query: number;
+            of: string;
+            heads: [
+                number,
+                number
+            ][][][];
         };
         /** @description The whole text of a run. */
         Text: {

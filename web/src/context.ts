@@ -5,11 +5,13 @@ import { carried } from "./carrier";
 import { onChange } from "./changes";
 import { opening, rescaled, type Scale, type ScaleName } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
+import { fitted } from "./fitted";
 import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
 import { bare, START, type State, Store, same } from "./state";
+import { store, stored } from "./storage";
 
 // Milliseconds between two words to the server that a run is looked at.
 const LOOK = 30_000;
@@ -127,7 +129,7 @@ export class Context {
       if (now !== this.opening) return;
       // All of it at once: no view may see this run with the head of the one before.
       batch(() => {
-        const { state, notices } = this.fit(run, given);
+        const { state, notices } = fitted(run, given, this.source.live);
         if (fresh) this.choose(run, early, state);
         else if (given.run) this.store.replace(state);
         if (notices.length) this.say([this.notice.peek().text, ...notices].filter(Boolean).join("; "));
@@ -225,7 +227,7 @@ export class Context {
     if (!known) await portraits.catch(() => undefined);
     const found = await (known ? link : this.firstLink(run));
     if (!untouched()) return;
-    if (!known) this.choose(run, found, this.fit(run, given).state);
+    if (!known) this.choose(run, found, fitted(run, given, this.source.live).state);
     else if (found) {
       this.store.replace({ q: [found[0]], k: found[1] });
       this.chosen = JSON.stringify(this.looked);
@@ -389,44 +391,6 @@ export class Context {
     return this.hover.value?.k ?? this.state.k;
   }
 
-  // Make an address fit the run: what is impossible is put right, and said.
-  fit(run: OpenRun, given: Partial<State>): { state: Partial<State>; notices: string[] } {
-    const notices: string[] = [];
-    const scale = given.scale ?? (given.lo ? "log" : opening(run.longest).scale);
-    const state = { ...rescaled(scale, given.lo ?? 0, run.longest), hi: 1, ...given };
-    const layers = run.info.layers.length;
-    if (state.layer !== undefined && state.layer >= layers) {
-      notices.push(`there is no layer ${state.layer}`);
-      state.layer = layers - 1;
-    }
-    const layer = run.layer(state.layer ?? 0);
-    if (state.head !== undefined && state.head >= layer.heads) {
-      notices.push(`there is no head ${state.head}`);
-      state.head = layer.heads - 1;
-    }
-    if (state.q?.some((q) => q >= layer.queries)) {
-      notices.push("some pinned queries are beyond the text");
-      state.q = state.q.filter((q) => q < layer.queries);
-    }
-    if (state.k !== undefined && state.k !== null && state.k >= layer.keys) {
-      notices.push("the pinned key is beyond the text");
-      state.k = null;
-    }
-    if (!this.source.live && state.shade === "rollout") {
-      notices.push("a report has no rollout");
-      state.shade = "looks";
-    }
-    if (!this.source.live && state.view === "steps") {
-      notices.push("a report has no steps");
-      state.view = "map";
-    }
-    if (!((state.lo > 0 || state.scale === "linear") && state.hi > state.lo && state.hi <= 1)) {
-      notices.push("the colour bounds do not fit");
-      Object.assign(state, rescaled(state.scale, 0, run.longest), { hi: 1 });
-    }
-    return { state, notices };
-  }
-
   addressed(): { state: Partial<State>; notices: string[] } {
     return this.store.addressed();
   }
@@ -434,20 +398,4 @@ export class Context {
 
 function wait(time: number): Promise<null> {
   return new Promise((done) => window.setTimeout(() => done(null), time));
-}
-
-export function stored(name: string): string | null {
-  try {
-    return localStorage.getItem(`sightline.${name}`);
-  } catch {
-    return null;
-  }
-}
-
-export function store(name: string, value: string): void {
-  try {
-    localStorage.setItem(`sightline.${name}`, value);
-  } catch {
-    // private windows may have no storage: the choice lasts as long as the page
-  }
 }

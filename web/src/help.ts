@@ -1,8 +1,8 @@
 // The list of keys, and a switch for those who need single keys for something else.
 
-import { store, stored } from "./context";
 import { el } from "./dom";
 import { dialog } from "./export";
+import { store, stored } from "./storage";
 
 const KEYS: [string, string][] = [
   ["1 … 6", "Map, Heads, Text, Links, Steps, Compare"],

@@ -17,14 +17,24 @@ import { Links } from "./links";
 import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
+import { Rail } from "./rail";
 import { sentence } from "./source";
 import { bare, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
 import type { Tokens } from "./tokens";
 import { Tour } from "./tour";
+import { Wall } from "./wall";
+import { WrittenView } from "./written";
 
-const NAMES: Record<View, string> = { map: "Map", links: "Links", steps: "Steps", compare: "Compare" };
+const NAMES: Record<View, string> = {
+  map: "Map",
+  links: "Links",
+  steps: "Steps",
+  compare: "Compare",
+  wall: "All heads",
+  written: "Written",
+};
 
 class App {
   private context = new Context();
@@ -42,6 +52,9 @@ class App {
     tour: () => this.tour.start(),
   });
   private heads = new Heads(this.context);
+  readonly rail = new Rail(this.context, this.heads.node);
+  private wall = new Wall(this.context);
+  private written = new WrittenView(this.context);
   private text = new TextView(this.context);
   private map = new MapCentre(this.context, this.say);
   private links = new Links(this.context);
@@ -61,7 +74,14 @@ class App {
   async start(): Promise<void> {
     const host = document.getElementById("app")!;
     for (const view of VIEWS) this.tabs.append(this.tab(view));
-    this.views.append(this.map.node, this.links.node, this.steps.node, this.compare.node);
+    this.views.append(
+      this.map.node,
+      this.links.node,
+      this.steps.node,
+      this.compare.node,
+      this.wall.node,
+      this.written.node,
+    );
     this.panels.append(...this.panelButtons());
     const skip = el(
       "a",
@@ -216,7 +236,10 @@ class App {
       links: this.links.node,
       steps: this.steps.node,
       compare: this.compare.node,
+      wall: this.wall.node,
+      written: this.written.node,
     };
+    this.root.dataset.view = view;
     for (const name of VIEWS) {
       nodes[name].hidden = name !== view;
       nodes[name].id = `view-${name}`;
@@ -234,6 +257,8 @@ class App {
     this.links.show(view === "links");
     this.steps.show(view === "steps");
     this.compare.show(view === "compare");
+    this.wall.show(view === "wall");
+    this.written.show(view === "written");
   }
 
   private panelButtons(): HTMLElement[] {
@@ -362,6 +387,10 @@ class App {
       "4": () => this.go("links"),
       "5": steps,
       "6": () => this.go("compare"),
+      "7": () => {
+        this.go("wall");
+        this.wall.focus();
+      },
       "[": () => context.moveHead(0, -1),
       "]": () => context.moveHead(0, 1),
       "{": () => context.moveHead(-1, 0),

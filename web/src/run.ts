@@ -32,6 +32,11 @@ export class OpenRun {
     return this.info.id;
   }
 
+  // What is asked for: a reading of a run has an id of its own.
+  get asked(): string {
+    return this.info.id;
+  }
+
   get rev(): number {
     return this.info.revision;
   }

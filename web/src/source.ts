@@ -112,7 +112,7 @@ export interface Source {
     k: number | null,
   ): Promise<StepsTable>;
   exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string;
-  file?(address: string): Promise<Response>; // what an address holds, where no link can lead there
+  file?(address: string, options?: RequestInit): Promise<Response>; // what an address holds; a report has none
 }
 
 export class HttpSource implements Source {
@@ -121,8 +121,8 @@ export class HttpSource implements Source {
   // In a notebook the kernel answers, through messages.
   constructor(private fetch: Ask = (path, options) => window.fetch(path, options)) {}
 
-  file(address: string): Promise<Response> {
-    return this.ask(address);
+  file(address: string, options: RequestInit = {}): Promise<Response> {
+    return this.ask(address, options);
   }
 
   limits(): Promise<Limits> {

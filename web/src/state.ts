@@ -4,8 +4,9 @@ import { signal } from "@preact/signals-core";
 import { onChange } from "./changes";
 import type { MapName, ScaleName } from "./colors";
 import type { Pool } from "./source";
+import { decodeWhy, encodeWhy, WHY, type WhyState } from "./whystate";
 
-export type View = "map" | "links" | "steps" | "compare";
+export type View = "map" | "links" | "steps" | "compare" | "wall" | "written";
 export type Panel = "text" | "centre" | "heads" | "more";
 export type Shade = "looks" | "looked" | "received" | "rollout";
 
@@ -21,7 +22,7 @@ export interface Other {
   head: number;
 }
 
-export interface State {
+export interface State extends WhyState {
   run: string | null;
   view: View;
   layer: number;
@@ -59,9 +60,10 @@ export const START: State = {
   difference: false,
   diagonal: true,
   aside: true,
+  ...WHY,
 };
 
-export const VIEWS: View[] = ["map", "links", "steps", "compare"];
+export const VIEWS: View[] = ["map", "links", "steps", "compare", "wall", "written"];
 export const SHADES: Shade[] = ["looks", "looked", "received", "rollout"];
 export const MAPS: MapName[] = ["magma", "viridis", "cividis", "grey"];
 // Addresses of version 1 count the layers of a run; since then they have the model's own numbers.
@@ -92,6 +94,7 @@ export function encode(state: State, numbers: Numbers = PLACES): string {
   if (state.difference) put("diff", 1);
   if (!state.diagonal) put("diag", 0);
   if (!state.aside) put("aside", 0);
+  encodeWhy(state, put);
   return `#${parts.join("&")}`;
 }
 
@@ -155,6 +158,7 @@ export function decode(hash: string, numbers: Numbers = PLACES): { state: Partia
   if (given.get("diff") === "1") state.difference = true;
   if (given.get("diag") === "0") state.diagonal = false;
   if (given.get("aside") === "0") state.aside = false;
+  Object.assign(state, decodeWhy(given, notices));
   return { state, notices };
 }
 

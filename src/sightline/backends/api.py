@@ -16,6 +16,7 @@ from sightline.backends.choose import BACKENDS, Choice, choose, done
 from sightline.backends.grouped_rows import HALF
 from sightline.backends.nonfinite import LANES, finite, spoiled, unbounded, unreadable, zeros
 from sightline.backends.valueless import blank, valueless
+from sightline.kernels.native import tile as native_tile
 from sightline.masks import Band
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def attention(
 def which_backend(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", **options: Any) -> Choice:
     """Which backend `sl.attention` would use for these arguments, and why. Nothing is computed.
 
+    Of large calls on a CPU it also says whether the account of `sl.observe` is made by a kernel in C, and if not, why.
+
     >>> import sightline as sl
     >>> q = torch.randn(1, 8, 16, 64)
     >>> sl.which_backend(q, q, q, mask=sl.causal())
@@ -106,8 +109,22 @@ def which_backend(q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", **o
     """
     call = make_call(q, k, v, **options)
     choice = choose(call, backend)
-    by = sdpa.kernel(call) if choice.backend == "sdpa" and not valueless(call.q) else ""
-    return choice._replace(reason=f"{choice.reason}; {by}") if by else choice
+    more = [choice.reason]
+    if not valueless(call.q):
+        more += [sdpa.kernel(call)] if choice.backend == "sdpa" else []
+        more.append(_account(call))
+    return choice._replace(reason="; ".join(part for part in more if part))
+
+
+def _account(call: Call) -> str:
+    """By what the lens would look through such a call, where that depends on the machine: a kernel in C on a CPU."""
+    s = call.sizes
+    cells = math.prod(s.batch) * s.heads * s.queries * s.keys
+    if call.device.type != "cpu" or call.compute_dtype != torch.float32 or cells < native_tile.CELLS:
+        return ""
+    kernel, said = native_tile.found()
+    by = "torch's operations" if kernel is None else "the kernel in C"
+    return f"an account of it by {by}: {said}"
 
 
 def run(call: Call, backend: str) -> Tensor:

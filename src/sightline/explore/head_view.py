@@ -146,16 +146,10 @@ class HeadView:
     def tile(self, rows: slice, columns: slice) -> np.ndarray:
         """Exact weights, NaN where hidden."""
         if self.pyramid.exact:
-            weights = _plain(self.sight.tile(rows, columns)[0])
-        elif self._whole is not None:
-            weights = self._whole[rows, columns]
-        else:
+            return tile_of(self.sight, rows, columns)[0]
+        if self._whole is None:
             raise _not_kept("a row or a cell")
-        mask = self.sight.mask
-        if mask is not None:
-            seen = mask.tile(rows, columns, self.queries, self.keys, self.sight.device).expand(1, *weights.shape)
-            weights = np.where(seen[0].cpu().numpy(), weights, np.float32(np.nan))
-        return weights
+        return _hidden(self.sight, self._whole[rows, columns][None], rows, columns)[0]
 
     def _score(self, query: int, key: int) -> float:
         """The score of a cell: scaled, capped, with its bias."""
@@ -170,6 +164,20 @@ class HeadView:
                 )
         if not places:
             raise InputError(f"no {name} was named", expected="one or more", got="none", hint="e.g. q=9,12")
+
+
+def tile_of(sight: Sight, rows: slice, columns: slice, of: str = "weights") -> np.ndarray:
+    """Exact cells of every head of a sight without batch axes, `[heads, rows, columns]`; NaN where hidden."""
+    weights = _plain(sight.tile(rows, columns))
+    return _hidden(sight, weights.reshape(-1, *weights.shape[-2:]), rows, columns)
+
+
+def _hidden(sight: Sight, cells: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+    if sight.mask is None:
+        return cells
+    queries, keys = sight.shape[-2:]
+    seen = sight.mask.tile(rows, columns, queries, keys, sight.device)
+    return np.where(seen.expand(cells.shape).cpu().numpy(), cells, np.float32(np.nan))
 
 
 def _entropy(row: np.ndarray) -> float:

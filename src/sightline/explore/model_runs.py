@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.explore.reasons import left_out
@@ -141,8 +142,12 @@ def watched(
     folder: Path,
     report: Report,
     growing: Callable[[Seen], None] | None = None,
-) -> None:
-    """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile."""
+    target: Callable[[Any], Tensor] | None = None,
+) -> float | None:
+    """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile.
+
+    With a target, also what mattered for it; gives its number.
+    """
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
     if not ids:
@@ -161,16 +166,22 @@ def watched(
     layers = _layers(model, request)
     meta = {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
     with (
-        torch.no_grad(),
-        watch(model, layers, keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,
+        torch.set_grad_enabled(target is not None),
+        watch(model, layers, folder, stats=STATS, tokenizer=tokenizer, influence=target is not None) as seen,
     ):
         seen.meta.update(meta)
+        y = None
         if not request.generate:
             with _progress(model, report, "running", _Peek(folder, growing)):
-                model(torch.tensor([ids], device=model.device))
+                out = model(torch.tensor([ids], device=model.device))
+            if target is not None:
+                report(stage="what mattered")
+                y = target(out)
+                seen.backward(y)
         else:
             _generate(model, request, folder, seen, report, growing)
     report(stage="finishing")
+    return None if y is None else float(y.detach())
 
 
 def _encoded(tokenizer: Any, request: RunRequest) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from sightline.errors import InputError
 from sightline.explore import labels
 from sightline.explore.cache import Cache
-from sightline.explore.head_view import HeadView
+from sightline.explore.head_view import HeadView, tile_of
 from sightline.explore.labels import Labels
 from sightline.explore.overview import stored_levels
 from sightline.lens import Sight
@@ -117,6 +117,13 @@ class Run:
                 view = HeadView(self.account[about.name].select(self.batch, [head]))
                 self._views.put(key, view, view.pyramid.nbytes + (1 << 16))
             return view
+
+    def cells(self, layer: int, rows: slice, columns: slice, of: str = "weights") -> np.ndarray:
+        """A rectangle of all heads of a layer, `[heads, rows, columns]`; NaN where hidden."""
+        about = self.layer(layer)
+        if about.exact:
+            return tile_of(self.account[about.name].select(self.batch), rows, columns, of)
+        return np.stack([self.view(layer, head).tile(rows, columns) for head in range(about.heads)])
 
     def key_labels(self, layer: Layer) -> Labels:
         """The labels of a layer's keys."""

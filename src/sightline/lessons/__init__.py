@@ -30,10 +30,15 @@ LESSONS = (
     "normalisers",
     "masks",
     "heads",
+    "aspects",
     "positions",
+    "images",
+    "stations",
     "fixed-or-dynamic",
     "kids-and-lions",
     "homonyms",
+    "three-readings",
+    "cutting",
     "dates",
 )
 

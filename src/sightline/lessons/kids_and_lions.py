@@ -1,4 +1,4 @@
-"""Who are `they`? Where the heads of two trained models look (S2.1)."""
+"""Who are `they`? Where the heads of two trained models look, and whether any of them knows (S2.1)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sightline import plots
 from sightline.lessons.page import Page
+from sightline.lessons.references import NOUNS, VERBS, Found, search, sentences
 from sightline.models.loading import load
 from sightline.steps import explain
 
@@ -14,13 +15,20 @@ TITLE = "The kids, the lions, and they"
 SOURCES = ("S2.1",)
 SENTENCE = "The kids were scared of the lions, so they left right away."
 WORD, KIDS, LIONS = "they", "kids", "lions"
+# The same words in other places, and a verb that turns the reference round. Each with who left.
+CONTROLS = {
+    SENTENCE: KIDS,
+    "The lions were scared of the kids, so they left right away.": LIONS,
+    "The kids scared the lions, so they left right away.": LIONS,
+    "The lions scared the kids, so they left right away.": KIDS,
+}
 
 ABOUT = {
     "minilm": """`minilm` (all-MiniLM-L6-v2) is an encoder: 6 layers of 12 heads, and every word sees every word. It was
         trained to tell whether two sentences mean the same.""",
-    "smollm2": """`smollm2` (SmolLM2-135M) is a decoder: 30 layers of 9 heads, and a word sees itself and its past. It
-        was trained to predict the next word. Much of the weight goes to the first token,
-        whatever it is: a place to look when there is nothing to look for.""",
+    "smollm2": """`smollm2` (SmolLM2-135M-Instruct, its weights stored in 4 bits) is a decoder: 30 layers of 9 heads,
+        and a word sees itself and its past. It was trained to predict the next word. Much of the weight goes to the
+        first token, whatever it is: a place to look when there is nothing to look for.""",
 }
 
 
@@ -29,15 +37,130 @@ def lesson(page: Page) -> None:
     page.text(
         f"""`{SENTENCE}` Who left? A reader knows that `{WORD}` are the {KIDS}. A model has no one to tell it; but its
         heads look from `{WORD}` to other words, and we can see where. Below are the weights of every head of two
-        trained models, counted from 0."""
+        trained models, counted from 0. Then the question that a picture alone never answers: does a head that looks
+        at `{KIDS}` do so because they left?"""
     )
     for name, model in models.items():
         one_model(page, name, model)
-    page.heading("What this shows, and what not")
+    page.heading("The control: swap the words")
     page.text(
-        f"""In both models there are heads that give `{KIDS}` half of their weight and more, and there are others that
-        look at `{LIONS}`: the models weigh both. Most heads do neither. Weights say where a head takes its values
-        from; they do not prove that the answer of the model rests on it."""
+        f"""A head that knows who left looks at `{LIONS}` when it was the lions. **Predict** before you read on: what
+        will the strongest heads do in the other three sentences?"""
+    )
+    for name, model in models.items():
+        control(page, name, model)
+    page.text(
+        f"""Layer 3 head 1 of minilm, which looked so clever, follows the **first noun**: in the third sentence the
+        lions left, and it still looks at `{KIDS}`. Layer 5 head 2 prefers `{KIDS}` and head 5 prefers `{LIONS}`,
+        whatever happens. One sentence could not have told."""
+    )
+    page.heading("Over many sentences")
+    given = sentences()
+    mine, theirs = given[0].text, given[1].text
+    page.text(
+        f"""To find a head that does follow the reference we need many sentences in which nothing else can give it away.
+        `{mine}` and `{theirs}` differ in one verb, and with it in who acts. With {len(VERBS)} such verbs,
+        {len(NOUNS)} pairs of nouns and both orders of them there are {len(given) // 2} pairs, {len(given)} sentences.
+        In half of them it is the first noun, and each noun is as often the right one as the wrong one: a head that goes
+        by place or by noun alone is right in exactly half. A **hit** is a sentence in which a head gives the right noun
+        more weight than the other."""
+    )
+    results = {name: search(model) for name, model in models.items()}
+    for name, found in results.items():
+        hits(page, name, found)
+    layer, head = results["smollm2"].best()[0]
+    page.table(
+        ["sentence", "who left", "to kids", "to lions"],
+        [
+            [sentence, who, *page.results["smollm2 controls"][sentence][layer, head].tolist()]
+            for sentence, who in CONTROLS.items()
+        ],
+        caption=f"Back to the four sentences, none of which chose it: layer {layer} head {head} of smollm2.",
+    )
+    page.heading("What this shows, and what not")
+    page.text(conclusion(results))
+
+
+def control(page: Page, name: str, model: nn.Module) -> None:
+    """The strongest heads of the first sentence, in all four."""
+    rows = []
+    weights: dict[str, Tensor] = {}
+    for sentence in CONTROLS:
+        _, sights = model.observe(sentence)  # type: ignore[operator]
+        they, *nouns = (sights.tokens.index(word) for word in (WORD, KIDS, LIONS))
+        weights[sentence] = torch.stack(
+            [sight.tile(they, slice(None)).squeeze()[:, nouns] for sight in sights.values()]
+        )
+    page.keep(f"{name} controls", weights)  # of each sentence [layers, heads, 2]
+    first = weights[SENTENCE]
+    heads = strongest(first[..., 0])[:2] + strongest(first[..., 1])[:1]
+    for sentence, who in CONTROLS.items():
+        looks = [f"{a:.2f} / {b:.2f}" for layer, head, _ in heads for a, b in [weights[sentence][layer, head].tolist()]]
+        rows.append([sentence, who, *looks])
+    page.table(
+        ["sentence", "who left", *(f"layer {layer} head {head}" for layer, head, _ in heads)],
+        rows,
+        caption=f"{name}: the weight from `{WORD}` to `{KIDS}` / to `{LIONS}`.",
+    )
+
+
+def hits(page: Page, name: str, found: Found) -> None:
+    """The table of hits of one model."""
+    layers, heads = found.rates.shape
+    expected, probability = found.by_chance()
+    page.keep(f"{name} found", found)
+    page.table(
+        ["layer", "head", "hits", "share", "looks at the first noun", "mean weight, right", "other"],
+        [
+            [
+                layer,
+                head,
+                f"{round(found.count * float(found.rates[layer, head]))} of {found.count}",
+                f"{float(found.rates[layer, head]):.0%}",
+                f"{float(found.first[layer, head]):.0%}",
+                *found.weights[:, layer, head].tolist(),
+            ]
+            for layer, head in found.best(4)
+        ],
+        caption=f"{name}: the heads with most hits, of {layers * heads}.",
+    )
+    page.heat(
+        (found.rates - 0.5).round(decimals=2),
+        [f"layer {i}" for i in range(layers)],
+        [str(h) for h in range(heads)],
+        digits=2,
+        largest=0.5,
+        caption=f"{name}: the share of hits less one half. 0.50 would be right always, -0.50 wrong always.",
+    )
+    tested = " and ".join(f"layer {layer} head {head}, {share:.0%}" for layer, head, share in found.held_out())
+    page.text(
+        f"""By chance a head is right in half of them. But we took the best of {layers * heads}: if the verbs told
+        nothing, the best would still have {expected:.0%}, as changing the two verbs of a pair at random shows, and a
+        best like this one would come up in {probability:.2%} of all such changes. A second guard: the head that is best
+        with one half of the verbs, tried with the other half, and the other way round: {tested}."""
+    )
+
+
+def conclusion(results: dict[str, Found]) -> str:
+    """As strong as the numbers are."""
+    told = []
+    for name, found in results.items():
+        (layer, head), (expected, _) = found.best()[0], found.by_chance()
+        rate, first = float(found.rates[layer, head]), float(found.first[layer, head])
+        if found.holds:
+            told.append(
+                f"In {name} layer {layer} head {head} does follow the reference in these sentences: {rate:.0%} against"
+                f" {expected:.0%} for the best by chance, with verbs that did not choose it too."
+            )
+        else:
+            told.append(
+                f"In {name} **no head follows the reference**: the best, layer {layer} head {head}, is right in"
+                f" {rate:.0%} and goes to the first noun in {first:.0%}. There is a trace of the verb in it, no more."
+            )
+    return (
+        " ".join(told) + " It is one kind of sentence, with one kind of verb; and a weight says where a head takes its"
+        " values from, not that the model's answer rests on it: see"
+        " the lessons `three-readings` and `cutting`."
     )
 
 

@@ -15,6 +15,7 @@ from sightline.watching.choose import HeadChoice, Heads, LayerChoice, Layers
 from sightline.watching.intercept.caller import names_of
 from sightline.watching.record import loading
 from sightline.watching.record.account import read_stats
+from sightline.watching.record.runs import most_runs
 from sightline.watching.seen import Seen
 from sightline.watching.tokens import Reader
 from sightline.watching.watcher import Watcher
@@ -30,15 +31,19 @@ def watch(
     tokenizer: Any = None,
     folder: str | PathLike | None = None,
     compact: bool = False,
+    runs: int | str = "last",
     fused: bool | None = None,
+    influence: bool = False,
+    keep_output: bool = False,
 ) -> AbstractContextManager[Seen]:
     """Look into any PyTorch model while it runs: `with sl.watch(model) as seen: model(...)`.
 
     Attention is seen wherever the model calls `F.scaled_dot_product_attention`, `torch.nn.MultiheadAttention`,
-    `flex_attention`, `sl.attention`, or transformers' attention functions. The model is not changed, and runs on its
+    `flex_attention`, `sl.attention`, or transformers' attention functions, and where it is written by hand as a softmax
+    between two products. The model is not changed, and runs on its
     own kernels, in training and with checkpointing too: outputs, gradients and random numbers are the same. One block
     is for one run: a forward pass, or a generation, whose prompt and steps are joined into one sight that grows row by
-    row.
+    row; or for several, with `runs`.
 
     Args:
         model: any module; layers are called by their path in it.
@@ -58,7 +63,14 @@ def watch(
         compact: run the watched layers of a transformers model on Sightline's attention where its own would write out
             queries x keys: SDPA under a mask that is more than causal (padding, a window), and eager attention. Memory
             is then linear in the context; outputs are equal up to rounding, and dropout draws other numbers.
+        runs: how many runs of the block are kept, the last ones: `"last"` is one, and a second run then warns; a
+            number, or `"all"`. `seen.runs` holds them, for the steps of a diffusion, or one batch after another.
         fused: the former name of `compact`.
+        influence: have the heads' outputs in the graph, so that `seen.backward(y)`, or the model's own backward pass,
+            tells what mattered for y. The model runs with gradients, frozen or not. With `keep_qk` v and g are kept
+            too, so that tiles, pictures and strongest edges of it are exact; without, rows and head totals, and what
+            `stats` names (`sl.Top(8, of="influence")`), are computed when the gradient arrives.
+        keep_output: keep what the heads gave, for `seen.mean_output()` and for patching.
 
     Leaving the block warns if no attention was seen, or some was not: `seen.unseen` says which, and why. Only
     the thread that opened the block is watched.
@@ -100,6 +112,9 @@ def watch(
         None if folder is None else Path(folder),
         Reader(tokenizer),
         compact,
+        influence,
+        keep_output,
+        most_runs(runs),
     )
 
 

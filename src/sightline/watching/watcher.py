@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +21,26 @@ from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
+from sightline.watching.intercept.heads import check_gradients
+from sightline.watching.intercept.heads import compiled as compiled_graph
+from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
 from sightline.watching.record.about import about
 from sightline.watching.record.account import Wanted, account, cells_for
 from sightline.watching.record.batches import Waiting, aside
-from sightline.watching.record.chosen_keys import repeats
+from sightline.watching.record.deeper import Deeper
 from sightline.watching.record.folder import Writer
 from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
 from sightline.watching.record.layer import Layer, Part
+from sightline.watching.record.repeated import Repeating
+from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
+from sightline.watching.silence import say_if_nothing
 from sightline.watching.tokens import Reader
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ if TYPE_CHECKING:
     from sightline.masks import Mask
 
 
-class Watcher(Following):
+class Watcher(Following, Repeating):
     """Between entering and leaving the block: hooks, hears, and gives back what it took."""
 
     def __init__(
@@ -55,19 +62,24 @@ class Watcher(Following):
         folder: Path | None,
         reader: Reader,
         compact: bool,
+        influence: bool = False,
+        keep_output: bool = False,
+        runs: int | None = 1,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
-        self.keep, self.compact, self.reader = keep, compact, reader
+        self.keep, self.compact, self.reader, self.runs = keep, compact, reader, runs
         self.names = names
+        self.deeper = Deeper(wanted, names, keep, influence, keep_output)
+        self.deep, self.influence = self.deeper.on, self.deeper.influence
         self.encoder, self.decoder = hf.halves(inner(model))
-        self.seen = Seen(meta=about(model), reader=reader)
+        self.seen = Seen(meta=about(model), reader=reader, influence=self.influence)
         self.thread = threading.get_ident()
         self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
         self.ship, self.tables = Shipper(), Tables()
         self.moved: dict[int, tuple[Any, Any]] = {}  # masks and biases of this pass, and their copies on the CPU
         self.own: dict[int, tuple[Any, Any]] = {}  # masks of this pass, and copies that nobody writes into
         self.stack = ExitStack()
-        self.passes = self.depth = 0
+        self.passes = self.depth = self.again = 0
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
@@ -76,6 +88,8 @@ class Watcher(Following):
         self.begin_following()
         self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
+        if self.deeper.norms is not None and self.writer is not None:
+            self.deeper.norms.then = self._written_first
         self.listening = Listening(WatchMode(), inner(model), names)
 
     def __enter__(self) -> Seen:
@@ -93,11 +107,14 @@ class Watcher(Following):
         with ExitStack() as stack:
             stack.enter_context(active.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
+            stack.enter_context(LIBRARIES)
             stack.enter_context(active.BLIND)
             base = inner(self.model)
             every = list(base.modules())
             regions = compiled.find(every if base is self.model else list(self.model.modules()))
             stack.enter_context(compiled.standing_in(regions))
+            if regions and self.influence is not None:
+                raise compiled_graph(self.names[id(regions[0].module)])
             inside = {id(part) for region in regions for part in region.parts()}
             self.hook(stack, [module for module in every if id(module) not in inside])
             scripted.listen(stack, every, self._scripted)
@@ -111,6 +128,7 @@ class Watcher(Following):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._settle()
+        self.deeper.settle()
         self.gather.flush()
         self._let_go(self.layers)
         self.stack.close()
@@ -121,35 +139,10 @@ class Watcher(Following):
         self.listening.learn(self.seen, kind is None)
         if self.writer is not None:
             self.writer.finish(complete=kind is None)
+            if self.influence is not None:
+                self.influence.then = partial(self.writer.finish, complete=kind is None)
         if kind is None:
-            self._say_if_nothing()
-
-    def _say_if_nothing(self) -> None:
-        idle = self.layers.idle(list(dict.fromkeys([*self.order, *self.seen.unseen])))
-        unseen.say(self.seen.unseen, stacklevel=3)
-        if (self.seen.layers or self.seen.unseen) and not idle:
-            if not self.seen.layers:
-                self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
-            return
-        if self.order:
-            text = explain(
-                f"sl.watch chose no layer (layers={idle})" if idle else f"sl.watch chose no layer ({self.layers})",
-                expected="one of the layers that ran",
-                got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
-                hint="layers=None for all",
-            )
-        else:
-            text = explain(
-                "sl.watch saw no attention",
-                expected=f"{type(self.model).__name__} to run in this block, in this thread, and to call torch's or "
-                "transformers' attention functions",
-                got="no pass of the model" if not self.passes else "a pass without such a call",
-                hint="attention written out by hand (matmul and softmax) cannot be seen: use "
-                "F.scaled_dot_product_attention, or sl.observe",
-            )
-        if not self.seen.layers:
-            self.seen._empty = text
-        warnings.warn(text, UserWarning, stacklevel=3)
+            say_if_nothing(self)
 
     # What happens in the model.
 
@@ -162,15 +155,18 @@ class Watcher(Following):
         root = inner(self.model)
         plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
         self.hookless |= {self.names[part] for part in plain}
-        for module in modules:
-            if id(module) in plain or scripted.is_scripted(module):
-                continue
+        open_to_hooks = [one for one in modules if id(one) not in plain and not scripted.is_scripted(one)]
+        if self.deeper.norms is not None:
+            self.deeper.norms.hook(stack, open_to_hooks)
+        for module in open_to_hooks:
             if module is root or module._modules:
                 stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
     def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if threading.get_ident() != self.thread:
+            return
+        if self.influence is not None and self._runs_again():
             return
         self.depth += 1
         if self.depth == 1:
@@ -182,12 +178,31 @@ class Watcher(Following):
         if self.depth == 1 and not self.tables.changing:
             self.listening.begins(self, module, args, kwargs)
 
+    def _runs_again(self) -> bool:
+        """Whether a reentrant checkpoint runs a module again for its gradients: modes are off then, and this one is on.
+
+        Otherwise it must be a run that has gradients, or will have.
+        """
+        if self.influence is not None and self.influence.recomputes and torch._C._current_graph_task_id() != -1:
+            if not self.again:
+                self.listening.mode.__enter__()
+            self.again += 1
+            return True
+        if not self.depth:
+            check_gradients()
+        return False
+
     def leaves(self, *_: object) -> None:
-        if threading.get_ident() == self.thread:
+        if threading.get_ident() == self.thread and self.again:
+            self.again -= 1
+            if not self.again:
+                self.listening.mode.__exit__(None, None, None)
+        elif threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
             if not self.depth:
                 self.listening.ends(self.seen)
                 self._settle()
+                self.deeper.settle()
 
     def _scripted(self, module: nn.Module) -> None:
         if threading.get_ident() == self.thread:
@@ -245,35 +260,49 @@ class Watcher(Following):
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
-        if self.seen.layers and not self.warned and not grown and not self.search:
+        if self.runs != 1 and not grown and not self.search:
+            self.gather.flush()
+            put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
+        elif self.seen.layers and not self.warned and not grown and not self.search:
             self.warned = True
             warnings.warn(
                 explain(
                     "a second run began inside one sl.watch block",
                     expected="one forward pass or one generation in a block",
                     got="another input: its sights take the place of the first one's",
-                    hint="one block for each run: with sl.watch(model) as seen: model(…)",
+                    hint='one block for each run, or sl.watch(model, runs="all")',
                 ),
                 UserWarning,
                 stacklevel=2,
             )
         self.gather.forget()
+        self.deeper.restart()
         self.seen._layers.clear()
         self._follow_anew()
         self.seen.meta["runs"] += 1
         self.ends.clear()
         self.reader.restart()
 
-    def goes_on(self, name: str, q: Tensor, k: Tensor, row: Tensor, scale: float | None) -> bool:
+    def goes_on(self, name: str, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it, if it is."""
-        return self.gather.goes_on(name, q, k, row, scale)
+        if not self.gather.goes_on(name, q, k, row, scale):
+            return False
+        if self.deep and isinstance(layer := self.seen._layers.get(name), Layer):
+            self.deeper.step(layer.parts[-1], v, q.shape[1], k.shape[1])
+        return True
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """The account of one call becomes a part of its layer."""
-        call, row, first_query, first_key = looked
+        call, row, first_query, first_key = looked[:4]
         s = call.sizes
+        full = self._piece_of(name, looked)
+        if full is None:
+            full, is_piece = self.note(name, first_query, first_key + s.keys), False
+        else:
+            first_query = first_key = self.windows.last[name].end_key
+            looked, is_piece = looked._replace(first_query=first_query, first_key=first_key), True
         end_key = first_key + s.keys
-        full = self.note(name, first_query, end_key)
+        self.windows.put(name, full, self.passes, call, end_key)
         layer = self.seen._layers.get(full)
         if not self._is_followed(full, s.batch):
             return
@@ -283,16 +312,20 @@ class Watcher(Following):
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
         with active.quiet(), aside():
-            if self.gather.step(layer, call, row, first_query, first_key):
+            if not is_piece and self.gather.step(layer, call, row, first_query, first_key):
+                if looked.heads is not None:
+                    self.deeper.step(layer.parts[-1], looked.heads.v, s.heads, s.kv_heads)
                 return
             if layer.heads is not None:
                 call, row = select(call, row, heads=layer.heads)
             rows = layer.queries if layer.parts else 0
             cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
-            place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
+            place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key), real=looked.real)
             part = Part(call, rows, first_key, end_key, cell, None, self.passes)
             self._account(layer, part, looked, call, row, place)
-        if self.writer is not None and len(layer.parts) == 1:
+        if self.deep:
+            self.deeper.take(layer, part, looked, call, row)
+        if self.writer is not None and len(layer.parts) == 1 and not self.deeper.waits(layer):
             self.writer.add(layer)
 
     def _account(self, layer: Layer, part: Part, looked: Looked, call: Call, row: Tensor, place: Place) -> None:
@@ -301,7 +334,8 @@ class Watcher(Following):
         if waits:
             call = call.replace(q=_own(call.q), k=_own(call.k), mask=self.own_mask(call))
         found = {}
-        if self.keep:
+        keep = self.keep and looked.key is None
+        if keep:
             new = call.k if not layer.parts else call.k[..., -call.sizes.queries :, :]
             own = layer.kind == "cross" and layer.parts
             found["q"] = call.q if waits else _own(call.q)
@@ -310,7 +344,7 @@ class Watcher(Following):
             found["sinks"] = _own(call.sinks)
         mask = self._once(call.mask, lambda: _to_cpu(call.mask))
         bias = None
-        if self.keep:
+        if keep:
             bias = self._once(call.bias, lambda: _to_cpu(call.bias))
         part.call = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
         if waits:
@@ -320,9 +354,15 @@ class Watcher(Following):
             layer.parts.append(part)
             self.gather.add(Waiting(layer, part, call, row, place, call.k if whole else None, found))
         else:
-            self.follow.step(layer.name, looked.call.k, part.first_key, layer.kind == "cross")
+            keys = looked.call.k if looked.key is None else looked.key
+            self.follow.step(layer.name, keys, part.first_key, layer.kind == "cross")
             part.arriving = self.ship.send(account(call, row, self.wanted, place) | found)
             layer.parts.append(part)
+
+    def _written_first(self, layer: Layer) -> None:
+        """What its keys carry is known now: a layer that waited for that is written."""
+        if self.writer is not None and len(layer.parts) == 1 and layer.name not in self.writer.written:
+            self.writer.add(layer)
 
     def own_mask(self, call: Call) -> Mask | None:
         """A copy of a mask where it was, made once in a pass: nobody writes into it."""
@@ -338,30 +378,6 @@ class Watcher(Following):
         if id(thing) not in self.moved:
             self.moved[id(thing)] = (thing, make())
         return self.moved[id(thing)][1]
-
-    def _repeats(self, name: str, looked: Looked, end_key: int) -> Tensor | None:
-        """Where an induction head would look, from the tokens; the same for all layers of a pass."""
-        fits = looked.first_query >= 0 and self.ids_fit(name, looked.call.sizes.batch[0], end_key)
-        return self.repeats_at(name, looked.first_query, end_key) if fits else None
-
-    def _ids(self, name: str) -> Tensor | None:
-        encodes = self.encoder is not None and name.startswith(f"{self.names[id(self.encoder)]}.")
-        return self.reader.memory if encodes else self.reader.ids
-
-    def ids_fit(self, name: str, batch: int, end_key: int) -> bool:
-        """Whether the tokens of all keys up to here are known, and of use."""
-        ids = self._ids(name) if self.wanted.shares else None
-        return ids is not None and ids.shape == (batch, end_key)
-
-    def repeats_at(self, name: str, first_query: int, end_key: int) -> Tensor | None:
-        """The same for the queries from one on, up to a key; more tokens may have come since."""
-        ids = self._ids(name)
-        if ids is None or ids.shape[-1] < end_key:
-            return None
-        at = (first_query, end_key)
-        if self.repeats is None or self.repeats[0] is not ids or self.repeats[1] != at:
-            self.repeats = (ids, at, repeats(ids[:, :end_key])[:, first_query:])
-        return self.repeats[2]
 
 
 def _to_cpu(thing: Any) -> Any:

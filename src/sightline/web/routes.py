@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
@@ -15,13 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.run import Run
 from sightline.web import shapes
+from sightline.web.answers import binary, finished, unless_over
 from sightline.web.parse import numbers, span
 from sightline.web.problems import Answer, Problem, to_json
 from sightline.web.service import Service
+from sightline.web.why_routes import add_why
 
 TEXT_BYTES = 1_000_000
 TOKENS_A_PAGE = 16_384
-FOREVER = "private, max-age=31536000, immutable"
 MOST_QUERIES = 64
 # Seconds without an event before a line says that the connection is still there.
 SILENCE = 15.0
@@ -275,53 +275,8 @@ def routes(service: Service) -> APIRouter:
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return Response(body, media_type=media, headers=headers)
 
+    add_why(api, service)
     return api
-
-
-def binary(body: bytes) -> Response:
-    """Raw numbers."""
-    return Response(body, media_type="application/octet-stream")
-
-
-def finished(request: Request, run: Run, response: Response, complete: bool = True) -> Response:
-    """Cache headers: what is finished never changes under its id; the rest is not to be kept."""
-    if run.growing or not complete:
-        response.headers["Cache-Control"] = "no-store"
-        if not complete:
-            response.headers["X-Sightline-Estimate"] = "1"
-        return response
-    tag = f'"{hashlib.sha256(bytes(response.body)).hexdigest()[:20]}"'
-    response.headers.update({"Cache-Control": FOREVER, "ETag": tag})
-    if tag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers={"Cache-Control": FOREVER, "ETag": tag})
-    return response
-
-
-async def unless_over(service: Service, request: Request, work: Awaitable[Any]) -> Any:
-    """The result, unless the client leaves first, or the server stops: then nobody waits for it any more."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    stopped = asyncio.get_running_loop().create_future()
-    service.waiters.add(stopped)
-    try:
-        await asyncio.wait({task, gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if stopped.done():
-            raise Problem(503, "the server stops", expected="a running server", got="Ctrl-C", hint="start it again")
-        raise Problem(499, "the client has gone", expected="a client", got="none", hint="ask again")
-    finally:
-        service.waiters.discard(stopped)
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-        elif not task.cancelled():
-            task.exception()  # whoever would have fetched it may have gone in the same moment
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def event(data: dict[str, Any]) -> str:

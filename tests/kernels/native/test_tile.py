@@ -14,29 +14,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import InputError
+from sightline.kernels.native import build
 from sightline.kernels.native import tile as native_tile
 
-FLAGS = (*native_tile.FLAGS, f"-DLANES={native_tile.lanes()}")
+FLAGS = (*build.FLAGS, f"-DLANES={build.lanes()}")
 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A cache of its own, and nothing remembered before or after."""
     monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path))
-    native_tile.kernel.cache_clear()
+    native_tile.found.cache_clear()
     yield tmp_path / f"compiled-{os.getuid()}"
-    native_tile.kernel.cache_clear()
+    native_tile.found.cache_clear()
 
 
-@pytest.fixture(scope="module", params=native_tile.LANES)
+@pytest.fixture(scope="module", params=build.LANES)
 def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> native_tile.Kernel:
     """The kernel, compiled here and now, for some number of lanes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SIGHTLINE_LANES", str(request.param))
         patch.setenv("SIGHTLINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        native_tile.kernel.cache_clear()
+        native_tile.found.cache_clear()
         found = native_tile.kernel()
-    native_tile.kernel.cache_clear()
+    native_tile.found.cache_clear()
     assert found is not None
     return found
 
@@ -114,8 +115,8 @@ def test_it_is_compiled_once(folder, monkeypatch):
     assert native_tile.kernel() is not None
     (made,) = folder.iterdir()
     written = made.stat().st_mtime_ns
-    native_tile.kernel.cache_clear()
-    monkeypatch.setattr(native_tile, "_compiled", lambda *_: pytest.fail("there is one already"))
+    native_tile.found.cache_clear()
+    monkeypatch.setattr(build, "_compiled", lambda *_: pytest.fail("there is one already"))
     assert native_tile.kernel() is not None
     assert made.stat().st_mtime_ns == written
 
@@ -123,7 +124,7 @@ def test_it_is_compiled_once(folder, monkeypatch):
 @pytest.mark.parametrize("damage", [b"", b"not a library"], ids=["empty", "foreign"])
 def test_a_damaged_file_is_made_anew(folder, damage):
     folder.mkdir(mode=0o700)
-    path = folder / f"cpu_tile-{native_tile._sum(native_tile._compiler(), FLAGS)}.so"
+    path = folder / f"cpu_tile-{build._sum(build._compiler(), FLAGS)}.so"
     path.write_bytes(damage)
     assert native_tile.kernel() is not None
     assert [x.name for x in folder.iterdir()] == [path.name]
@@ -134,21 +135,23 @@ def test_a_damaged_file_is_made_anew(folder, damage):
 def wrong(tmp_path):
     """A source that computes something else."""
     source = tmp_path / "wrong.c"
-    source.write_text(native_tile.SOURCE.read_text().replace("all(1.53375768e-4f)", "all(1.0f)"))
-    assert source.read_text() != native_tile.SOURCE.read_text()
+    source.write_text(build.SOURCE.read_text().replace("all(1.53375768e-4f)", "all(1.0f)"))
+    assert source.read_text() != build.SOURCE.read_text()
     return source
 
 
 def test_a_kernel_that_computes_wrongly_is_not_used(folder, monkeypatch, wrong):
-    monkeypatch.setattr(native_tile, "SOURCE", wrong)
-    assert native_tile.kernel() is None
+    monkeypatch.setattr(build, "SOURCE", wrong)
+    kernel, said = native_tile.found()
+    assert kernel is None
+    assert said.endswith("computes wrongly")
     assert not list(folder.iterdir())
 
 
 def test_a_wrong_one_that_lies_there_is_replaced(folder, wrong):
     folder.mkdir(mode=0o700)
-    path = folder / f"cpu_tile-{native_tile._sum(native_tile._compiler(), FLAGS)}.so"
-    subprocess.run([native_tile._compiler(), *FLAGS, "-o", path, wrong], check=True)
+    path = folder / f"cpu_tile-{build._sum(build._compiler(), FLAGS)}.so"
+    subprocess.run([build._compiler(), *FLAGS, "-o", path, wrong], check=True)
     before = path.read_bytes()
     assert native_tile.kernel() is not None
     assert path.read_bytes() != before
@@ -158,7 +161,7 @@ def test_a_wrong_one_that_lies_there_is_replaced(folder, wrong):
 def test_what_others_could_have_written_is_not_run(folder, monkeypatch, whose):
     assert native_tile.kernel() is not None
     (made,) = folder.iterdir()
-    native_tile.kernel.cache_clear()
+    native_tile.found.cache_clear()
     (folder if whose == "the folder" else made).chmod(0o777)
     loaded = []
     load = native_tile._load
@@ -171,13 +174,53 @@ def test_what_others_could_have_written_is_not_run(folder, monkeypatch, whose):
 
 def test_without_a_compiler_there_is_none(folder, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert native_tile.kernel() is None
+    assert native_tile.found() == (None, "there is no C compiler")
     assert not folder.exists()
 
 
+@pytest.fixture
+def brought(monkeypatch, tmp_path):
+    """What a wheel brings along, made by the compiler of this machine; and no compiler from then on."""
+    place = tmp_path / "brought"
+    place.mkdir()
+    for count, march in zip(build.LANES, ("x86-64", "x86-64-v3", "x86-64-v4"), strict=True):
+        flags = [f"-march={march}" if flag == "-march=native" else flag for flag in build.FLAGS]
+        made = place / build.brought_name(count)
+        subprocess.run([build._compiler(), *flags, f"-DLANES={count}", "-o", made, build.SOURCE], check=True)
+    monkeypatch.setattr(build, "BROUGHT", place)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    return place
+
+
+def test_without_a_compiler_the_wheel_s_own_runs(folder, brought):
+    kernel, said = native_tile.found()
+    assert kernel is not None
+    wide = max(count for count in build.LANES if set().union(*map(build.NEEDS.get, (4, count))) <= build.instructions())
+    assert said == f"from the wheel, {wide} numbers at once (there is no C compiler)"
+    assert not folder.exists(), "nothing is written for it"
+
+
+@pytest.mark.parametrize("has, wide", [((), 4), (("avx2", "avx512f"), 4), (build.NEEDS[8], 8)])
+def test_only_what_the_processor_has(folder, brought, monkeypatch, has, wide):
+    monkeypatch.setattr(build, "instructions", lambda: frozenset(has))
+    monkeypatch.setenv("SIGHTLINE_LANES", "16")
+    assert native_tile.found().said.startswith(f"from the wheel, {wide} numbers")
+
+
+def test_a_library_of_the_wheel_that_computes_wrongly_is_passed_over(folder, brought, wrong, monkeypatch):
+    monkeypatch.undo()
+    for path in brought.iterdir():
+        subprocess.run([build._compiler(), *FLAGS, "-o", path, wrong], check=True)
+    monkeypatch.setattr(build, "BROUGHT", brought)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    native_tile.found.cache_clear()
+    assert native_tile.found() == (None, "there is no C compiler")
+    native_tile.found.cache_clear()
+
+
 def test_a_compiler_that_fails_leaves_nothing(folder, monkeypatch):
-    monkeypatch.setattr(native_tile, "_compiler", lambda: shutil.which("false"))
-    assert native_tile.kernel() is None
+    monkeypatch.setattr(build, "_compiler", lambda: shutil.which("false"))
+    assert native_tile.found() == (None, "false failed: exit code 1")
     assert not list(folder.iterdir())
 
 
@@ -185,20 +228,20 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path):
     occupied = tmp_path / "file"
     occupied.write_text("")
     monkeypatch.setenv("SIGHTLINE_CACHE", str(occupied))
-    native_tile.kernel.cache_clear()
+    native_tile.found.cache_clear()
     assert native_tile.kernel() is None
-    native_tile.kernel.cache_clear()
+    native_tile.found.cache_clear()
 
 
 def test_a_home_that_cannot_be_found(folder, monkeypatch):
     def nowhere():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(native_tile, "cache_folder", nowhere)
+    monkeypatch.setattr(build, "cache_folder", nowhere)
     assert native_tile.kernel() is None
 
 
 def test_it_can_be_switched_off(folder, monkeypatch):
     monkeypatch.setenv("SIGHTLINE_COMPILE", "0")
-    assert native_tile.kernel() is None
+    assert native_tile.found() == (None, "SIGHTLINE_COMPILE=0 leaves it to torch's operations")
     assert not folder.exists()

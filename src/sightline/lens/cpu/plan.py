@@ -43,8 +43,7 @@ _TILE, _LONG_TILE = (512, 1024), (256, 2048)
 _PIECES = 32
 # Cells below which waking threads takes longer than it saves.
 _ALONE = 1 << 19
-# Cells from which on a kernel is worth the second that it takes to compile it, once on each machine.
-_COMPILED = 1 << 22
+_COMPILED = native_tile.CELLS
 _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 
 

@@ -12,15 +12,19 @@ from torch.nn import Parameter
 
 from sightline import caches
 from sightline.backends.api import attention
+from sightline.errors import InputError
 from sightline.nn.observe.listener import Listener
-from sightline.watching.intercept import active, fast_path, torch_calls
+from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
 from sightline.watching.intercept.flex import flex
-from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING, Trace
+from sightline.watching.intercept.marks import Trace
+from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from sightline.watching.intercept.looked import Attended, Edited
+    from sightline.watching.intercept.marks import Soft
     from sightline.watching.intercept.mask_tables import Tables
     from sightline.watching.watcher import Watcher
 
@@ -33,6 +37,8 @@ class Audience:
     def __init__(self, module: nn.Module, hearing: list[tuple[Watcher, str]]) -> None:
         self.module, self.hearing = module, hearing
         self.wanting = [(watcher, name) for watcher, name in hearing if watcher.wants(name)]
+        self.edited = False
+        self.editing: list[tuple[Any, str]] = [one for one in self.wanting if getattr(one[0], "edits", False)]
 
     @property
     def name(self) -> str:
@@ -47,6 +53,16 @@ class Audience:
     def lenient(self) -> bool:
         """Whether none of them would rather have an error than no account."""
         return all(getattr(watcher, "lenient", False) for watcher, _ in self.wanting)
+
+    @property
+    def deep(self) -> bool:
+        """Whether one of them wants to know what the heads gave."""
+        return any(getattr(watcher, "deep", False) for watcher, _ in self.wanting)
+
+    @property
+    def influence(self) -> bool:
+        """Whether one of them waits for gradients."""
+        return any(getattr(watcher, "influence", None) is not None for watcher, _ in self.wanting)
 
     @property
     def tables(self) -> Tables:
@@ -65,27 +81,77 @@ class Audience:
         for watcher, name in self.wanting:
             watcher.seen._unseen[name] = why
 
-    def goes_on(self, q: Tensor, k: Tensor, lse: Tensor | None, scale: float | None) -> bool:
+    def is_step(self, keys: int) -> bool:
+        """Whether one query may be a step of a generation; a class token that asks all of the others is none."""
+        return all(getattr(watcher, "is_step", _always)(name, keys) for watcher, name in self.hearing)
+
+    def goes_on(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it: then there is nothing to find out."""
         if lse is None or len(self.hearing) != 1 or not self.wanting:
             return False
         watcher, name = self.wanting[0]
-        return watcher.goes_on(name, q, k, lse, scale)
+        return watcher.goes_on(name, q, k, v, lse, scale)
+
+    @property
+    def watching(self) -> bool:
+        """Whether somebody wants the account of it, and not only to change it."""
+        return len(self.wanting) > len(self.editing)
+
+    def edit(self, attended: Attended) -> Edited:
+        """The call as all edits together have it."""
+        editor, name = self.editing[0]
+        self.edited = True
+        edited: Edited = editor.edit(name, attended, [one for one, _ in self.editing])
+        return edited
 
     def record(self, looked: Any) -> None:
+        if self.editing and not self.edited:
+            raise InputError(
+                f"{self.name} cannot be edited",
+                expected="torch's own attention functions, transformers', or sl.attention",
+                got="a function that is seen, and whose output cannot be changed",
+                hint="layers=… to leave it out, or F.scaled_dot_product_attention in its place",
+            )
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
         for watcher, name in self.wanting:
             watcher.record(self.module, name, looked)
+
+
+class Again(Audience):
+    """The same for a call that a reentrant checkpoint makes again: it was counted, and brings its gradient."""
+
+    def note(self, first_query: int, end_key: int) -> None:
+        for watcher, name in self.hearing:
+            if not _recomputes(watcher) and (watcher, name) not in self.wanting:
+                watcher.note(name, first_query, end_key)
+
+    def miss(self, why: str, first_query: int, end_key: int) -> None:
+        pass
+
+    def goes_on(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, scale: float | None) -> bool:
+        return False
+
+    def record(self, looked: Any) -> None:
+        for watcher, name in self.wanting:
+            if _recomputes(watcher):
+                watcher.influence.again(name, looked)  # type: ignore[union-attr]
+            else:
+                watcher.record(self.module, name, looked)
 
 
 def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
     """Who hears of an attention call that is made now; None if nobody watches the module that makes it.
 
     While gradients are computed, layers may run again (checkpointing): they were seen before, so nobody hears of it,
-    except with `again`.
+    except with `again`, and except who edits: what runs again is edited again.
     """
     watches = active.watches()
-    if not watches or (torch._C._current_graph_task_id() != -1 and not again):
+    if not watches:
+        return None
+    once_more = torch._C._current_graph_task_id() != -1 and not again
+    if once_more:
+        watches = [watcher for watcher in watches if getattr(watcher, "edits", False) or _recomputes(watcher)]
+    if not watches:
         return None
     module = module or active.known_module()
     if module is None:
@@ -98,7 +164,18 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if func is torch._transformer_encoder_layer_fwd:
         module = fast_path.attends_by(module)
     hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
-    return Audience(module, hearing) if hearing else None
+    if not hearing:
+        return None
+    return (
+        Again(module, hearing)
+        if once_more and any(_recomputes(one) for one, _ in hearing)
+        else Audience(module, hearing)
+    )
+
+
+def _recomputes(watcher: Watcher) -> bool:
+    influence = getattr(watcher, "influence", None)
+    return influence is not None and influence.recomputes
 
 
 class WatchMode(Listener):
@@ -117,6 +194,7 @@ class WatchMode(Listener):
     def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.trace = Trace(buffers)  # of attention that no handler sees
+        self.trace.hear = _by_hand
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Nearly all calls end here: a look-up, and nothing to be done.
@@ -160,6 +238,37 @@ class WatchMode(Listener):
     def _new(self, x: Any) -> bool:
         """Whether something is neither a parameter nor a buffer."""
         return type(x) is not Parameter and id(x) not in self.trace.fixed
+
+
+def _by_hand(soft: Soft, weights: Tensor | None, softmax: nn.Module) -> None:
+    """Attention written by hand, whose weights go into a product now: its account, or the reason why there is none.
+
+    The module comes last: a frame whose first argument is a module is taken for a method of it.
+    """
+    every = unseen.holders(unseen.BY_HAND, softmax)
+    hearing = [(watcher, name) for watcher, name in every if hasattr(watcher, "module_of")]
+    for watcher, name in every:
+        if (watcher, name) not in hearing:  # a monitor
+            unseen.drop(watcher, name, unseen.BY_HAND, by_hand=True)
+    module = hearing[0][0].module_of(hearing[0][1]) if hearing else None
+    if module is None:
+        return
+    for watcher, _ in hearing:
+        watcher.listening.always = True
+    who = Audience(module, hearing)
+    found = by_hand.looked(who, soft, weights)
+    if isinstance(found, str):
+        for watcher, name in hearing:
+            unseen.drop(watcher, name, found, by_hand=True)
+        return
+    who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
+    who.record(found)
+    for watcher, name in who.wanting:
+        watcher.mark_by_hand(name)
+
+
+def _always(*_: Any) -> bool:
+    return True
 
 
 def _care(func: Any) -> str:

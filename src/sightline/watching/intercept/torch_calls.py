@@ -18,6 +18,9 @@ from sightline.lens.rows import output_and_rows, rows_only
 from sightline.masks import Mask, as_mask, causal
 from sightline.portable import one_batch_axis
 from sightline.watching.intercept import active
+from sightline.watching.intercept.changed import change, tell
+from sightline.watching.intercept.edited_heads import edited_heads
+from sightline.watching.intercept.heads import Heads, before_projection, check, heads_first
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.lse_capture import Catch
 from sightline.watching.intercept.transformers_masks import LazyMask
@@ -58,17 +61,20 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         who.note(position(who, queries, keys, flag if table is None else None, first), end)
         with active.quiet():
             return func(**given)
+    check(who, given.get("dropout_p", 0.0))
     with active.quiet(), Catch() as caught:
         out = func(**given)
-    k = active.one_for_all_groups(k)
+    k, repeated = active.one_for_all_groups(k), k
+    if k is not repeated:
+        v = v[:, :: repeated.shape[1] // k.shape[1]]
     plain = table is None and span is None and not flag and queries == 1
-    if plain and who.goes_on(q, k, caught.lse, given.get("scale")):
+    if plain and who.goes_on(q, k, v, caught.lse, given.get("scale")):
         return out
     if span is not None and span.keys < keys:
         # A static cache is longer than what it holds.
-        k, keys = k[..., : span.keys, :], span.keys
+        k, v, keys = k[..., : span.keys, :], v[..., : span.keys, :], span.keys
         table = table[..., :keys] if table is not None and table.shape[-1] > 1 else table
-    q, k, _, table, lse = one_head(q, k, k, table, caught.lse, bool(given.get("enable_gqa", False)))
+    q, k, v, table, lse = one_head(q, k, v, table, caught.lse, bool(given.get("enable_gqa", False)))
     if rule is not None and table is not None and table.dtype == torch.bool:
         mask, bias, sees, said = rule.mask, None, rule.sees, None
     else:
@@ -79,7 +85,13 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if flag:
         mask = causal("end" if queries == keys else "start")
     first = position(who, queries, keys, said, first)
-    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, row=lse, sees=sees))
+    edited, meant = None, (mask, bias, given.get("scale"), first, first_key)
+    if who.editing:
+        edited = change(who, q, k, v, out, *meant, row=lse, sees=sees, dropout=given.get("dropout_p", 0.0))
+        out = edited.out
+    heads = Heads(out, v, heads_first) if who.deep else None
+    if not tell(who, edited, first, first_key, heads):
+        who.record(look(q, k, k, *meant, lse, sees, heads))
     return out
 
 
@@ -115,13 +127,29 @@ def compact(
         k, v = k[..., : span.keys, :], v[..., : span.keys, :]
         if "bias" in more:
             more["bias"] = more["bias"][..., : span.keys]
+    if who is not None:
+        check(who, dropout)
     with active.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, mask=rule, scale=scale, dropout=dropout, **more)
         out, row = output_and_rows(call, "auto")
     if who is None:
         return out
     first_query = position(who, q.shape[-2], k.shape[-2], None if mask is not None else False, first)
-    who.record(_looked(call, row, first_query, first_key))
+    return _told(who, call, out, row, first_query, first_key)
+
+
+def _told(who: Audience, call: Call, out: Tensor, row: Tensor, first_query: int, first_key: int = 0) -> Tensor:
+    """The output of a call of Sightline's own functions, as edits have it, of which the watches have been told."""
+    edited = None
+    if who.editing:
+        more = {"softcap": call.softcap, "sinks": call.sinks, "dropout": call.dropout}
+        more["normalizer"] = call.normalizer.name
+        options = (call.mask, call.bias, call.scale, first_query, first_key)
+        edited = change(who, call.q, call.k, call.v, out, *options, row=row, **more)
+        out = edited.out
+    heads = Heads(out, call.v, heads_first) if who.deep else None
+    if not tell(who, edited, first_query, first_key, heads):
+        who.record(_looked(call, row, first_query, first_key, heads))
     return out
 
 
@@ -137,10 +165,11 @@ def own(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         with active.quiet(compiled=q.is_cuda):
             return func(*args, **kwargs)
     options = {name: value for name, value in kwargs.items() if name not in ("q", "k", "v", "backend")}
+    check(who, options.get("dropout", 0.0))
     with active.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, **options)
         out, row = output_and_rows(call, kwargs.get("backend", "auto"))
-    who.record(_looked(call, row, first_query, 0))
+    out = _told(who, call, out, row, first_query)
     return out[0] if q.dim() == 2 else out
 
 
@@ -158,9 +187,13 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         who.note(0 if own_sequence else -1, keys)
         with active.quiet():
             return func(*args, **kwargs)
+    check(who, given["dropout_p"] if given.get("training", True) else 0.0)
+    if who.editing:
+        return edited_heads(func, given, who, 0 if own_sequence and queries == keys else -1, _read, look)
+    taken: list[Heads] = []
     with active.quiet():
         with Catch() as caught:
-            out = func(*args, **kwargs)
+            out = (before_projection(func, who.name, taken) if who.deep else func)(*args, **kwargs)
         if caught.lse is None:
             plain = given | {"need_weights": False, "training": False, "dropout_p": 0.0}
             with torch.no_grad(), Catch() as caught:
@@ -177,7 +210,8 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     first = 0 if own_sequence and queries == keys else -1
     # The fused kernels have their own names for a scale that was not given; 1 / sqrt(dim) of the true head.
     width = given["embed_dim_to_check"] // given["num_heads"]
-    who.record(look(q, k, used["value"], mask, bias, 1 / math.sqrt(width), first, row=caught.lse, sees=sees))
+    heads = taken[0]._replace(v=used["value"]) if taken else None
+    who.record(look(q, k, used["value"], mask, bias, 1 / math.sqrt(width), first, 0, caught.lse, sees, heads))
     return out
 
 
@@ -192,6 +226,7 @@ def look(
     first_key: int = 0,
     row: Tensor | None = None,
     sees: Tensor | None = None,
+    heads: Heads | None = None,
     **more: Any,
 ) -> Looked:
     """The account of a call whose output somebody else computed."""
@@ -208,10 +243,10 @@ def look(
         elif sees is not None:
             # Torch's kernels give a row that sees nothing an lse of their liking.
             row = row.masked_fill(~sees.expand(row.shape), -torch.inf)
-        return _looked(call, row, first_query, first_key)
+        return _looked(call, row, first_query, first_key, heads)
 
 
-def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked:
+def _looked(call: Call, row: Tensor, first_query: int, first_key: int, heads: Heads | None = None) -> Looked:
     """Four axes: [batch, heads, time, dim], whatever came."""
     s = call.sizes
     batch = (math.prod(s.batch),)
@@ -230,7 +265,7 @@ def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked
         sinks=sinks,
         dropout=0.0,
     )
-    return Looked(call, row, first_query, first_key)
+    return Looked(call, row, first_query, first_key, heads=heads)
 
 
 def _one_batch_axis(bias: BiasLike, batch: tuple[int, ...]) -> BiasLike:
@@ -250,6 +285,8 @@ def position(who: Audience, queries: int, keys: int, is_causal: bool | None, fir
     if first is not None:
         return first
     if queries > keys or (queries < keys and queries > 1 and is_causal is False):
+        return -1
+    if queries == 1 < keys and not who.is_step(keys):
         return -1
     return keys - queries
 

@@ -1,0 +1,131 @@
+// Follow a token: its strongest sources through the layers, as a path that can be walked.
+
+import { onChange } from "./changes";
+import { show } from "./colors";
+import type { Context } from "./context";
+import { el, retryButton } from "./dom";
+import { sentence } from "./source";
+import { LEAST, type PathStep, path } from "./why";
+
+export class PathView {
+  readonly node: HTMLElement;
+  private about = el("p", { class: "summary", attrs: { role: "status" } });
+  private list = el("ol", { class: "path" });
+  private visible = false;
+  private steps: PathStep[] = [];
+  private origin: number | null = null;
+  private asking = 0;
+
+  constructor(private context: Context) {
+    this.node = el("div", { class: "path-view" }, this.about, this.list);
+    context.store.on(["q", "run"], () => void this.load());
+    context.store.on(["layer", "head", "k"], () => this.mark());
+    onChange(context.run, () => void this.load(true));
+    onChange(context.tokens, () => this.draw());
+    onChange(context.again, () => void this.load(true));
+  }
+
+  show(visible: boolean): void {
+    this.visible = visible;
+    if (visible) void this.load();
+  }
+
+  // A new token is followed from the top; a step of the path that is shown is not a new token.
+  private async load(anew = false): Promise<void> {
+    const run = this.context.run.value;
+    const { q, layer } = this.context.state;
+    if (!this.visible || !run) return;
+    const query = q.at(-1) ?? null;
+    if (query === null) {
+      this.origin = null;
+      this.list.replaceChildren();
+      this.about.textContent = "Pin a token: here is then where it has it from, layer by layer.";
+      return;
+    }
+    if (!anew && this.steps.some((step) => step.query === query) && this.origin !== null) return this.mark();
+    const now = ++this.asking;
+    try {
+      const found = await path(run, layer, query, null);
+      if (now !== this.asking) return;
+      this.origin = query;
+      this.steps = found.steps;
+      this.draw();
+    } catch (error) {
+      if (now !== this.asking) return;
+      this.steps = [];
+      this.list.replaceChildren();
+      this.about.replaceChildren(`${sentence(error)} `);
+      if (this.context.curable(error)) this.about.append(retryButton(() => this.context.retry()));
+    }
+  }
+
+  private draw(): void {
+    const run = this.context.run.value;
+    if (!this.visible || !run || this.origin === null) return;
+    const { tokens } = run;
+    const goes = this.steps.filter((step) => step.goes).length;
+    this.about.replaceChildren(
+      "From the last layer down: ",
+      el("q", {}, tokens.element(this.origin)),
+      goes
+        ? `, by links of at least ${LEAST} that are neither to the first token nor to itself. Choose a source to walk there.`
+        : " has no strong source anywhere.",
+    );
+    this.list.replaceChildren(
+      ...this.steps.map((step, i) => {
+        const sources = step.sources.map(([head, key, weight], rank) =>
+          el(
+            "button",
+            {
+              class: "chip-button source",
+              title: `${run.name(step.layer, head)}: ${tokens.name(step.query)} to ${tokens.name(key)}`,
+              attrs: { type: "button", "data-h": head, "data-k": key },
+              on: { click: () => void this.walk(i, rank) },
+            },
+            `H${run.layer(step.layer).numbers[head]} `,
+            tokens.element(key),
+            el("b", {}, ` ${show(weight)}`),
+          ),
+        );
+        return el(
+          "li",
+          { class: step.goes ? "goes" : "stays", attrs: { "data-l": step.layer, "data-q": step.query } },
+          el("span", { class: "layer-name" }, String(run.layer(step.layer).number)),
+          el("span", { class: "here" }, tokens.element(step.query)),
+          el("span", { class: "sources" }, ...(step.goes ? sources : sources.slice(0, 2))),
+        );
+      }),
+    );
+    this.mark();
+  }
+
+  // Look at a link; one that the path did not take is taken from here on.
+  private async walk(i: number, rank: number): Promise<void> {
+    const run = this.context.run.value;
+    const step = this.steps[i];
+    if (!run || !step) return;
+    const [head, key] = step.sources[rank];
+    this.context.store.push({ layer: step.layer, head, q: [step.query], k: key });
+    this.node.dispatchEvent(new CustomEvent("opened", { bubbles: true }));
+    if (step.goes && rank === 0) return;
+    const sources = [step.sources[rank], ...step.sources.filter((_, other) => other !== rank)];
+    const taken = { ...step, sources, goes: true };
+    const now = ++this.asking;
+    const below = step.layer > 0 ? (await path(run, step.layer, key, step.layer - 1)).steps : [];
+    if (now !== this.asking) return;
+    this.steps = [...this.steps.slice(0, i), taken, ...below];
+    this.draw();
+  }
+
+  private mark(): void {
+    const { layer, head, q, k } = this.context.state;
+    for (const item of this.list.children as HTMLCollectionOf<HTMLElement>) {
+      const here = Number(item.dataset.l) === layer && q.includes(Number(item.dataset.q));
+      for (const source of item.querySelectorAll<HTMLElement>(".source"))
+        source.setAttribute(
+          "aria-pressed",
+          String(here && Number(source.dataset.h) === head && Number(source.dataset.k) === k),
+        );
+    }
+  }
+}

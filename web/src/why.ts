@@ -1,0 +1,99 @@
+// What the views behind "why" ask for. A report has no server: what it holds is computed here, the same way.
+
+import type { components } from "./api";
+import type { OpenRun } from "./run";
+import { Refused, type Source } from "./source";
+import { SPECIAL } from "./tokens";
+
+type Shapes = components["schemas"];
+export type Grid = Shapes["Grid"];
+export type Strongest = Shapes["Strongest"];
+export type Path = Shapes["Path"];
+export type PathStep = Shapes["PathStep"];
+
+const TOP = 3;
+const LISTED = 4;
+export const LEAST = 0.3;
+
+export async function asked<T>(source: Source, path: string, options: RequestInit = {}): Promise<T> {
+  if (!source.file) throw lacks();
+  return (await (await source.file(path, options)).json()) as T;
+}
+
+// To send JSON with POST or PUT.
+export function sent(method: string, body: unknown): RequestInit {
+  return { method, body: JSON.stringify(body), headers: { "content-type": "application/json" } };
+}
+
+export async function grid(run: OpenRun, layer: number, q: number, k: number, signal?: AbortSignal): Promise<Grid> {
+  if (run.source.live)
+    return asked(run.source, `/api/runs/${run.asked}/grid?q=${q}&k=${k}&layer=${layer}&rev=${run.rev}`, { signal });
+  const heads = await everyHead(run, layer, q, (row) => (Number.isNaN(row[k]) ? null : row[k]), null);
+  return { query: q, key: k, of: "weights", heads };
+}
+
+export async function strongest(run: OpenRun, layer: number, q: number, signal?: AbortSignal): Promise<Strongest> {
+  if (run.source.live)
+    return asked(run.source, `/api/runs/${run.asked}/grid?q=${q}&layer=${layer}&rev=${run.rev}`, { signal });
+  const most = (row: Float32Array) =>
+    order(row)
+      .slice(0, TOP)
+      .map((key) => [key, row[key]] as [number, number]);
+  return { query: q, of: "weights", heads: await everyHead(run, layer, q, most, []) };
+}
+
+export async function path(run: OpenRun, layer: number, q: number, start: number | null): Promise<Path> {
+  if (run.source.live) {
+    const from = start === null ? "" : `&start=${start}`;
+    return asked(run.source, `/api/runs/${run.asked}/path?q=${q}&layer=${layer}${from}&rev=${run.rev}`);
+  }
+  const like = run.layer(layer);
+  const steps: PathStep[] = [];
+  let place = q;
+  for (let index = start ?? run.info.layers.length - 1; index >= 0; index--) {
+    const here = run.layer(index);
+    if (here.cross || here.queries !== like.queries || here.keys !== like.keys) continue;
+    const found: [number, number, number][] = [];
+    for (let head = 0; head < here.heads; head++) {
+      const row = await rowOf(run, index, head, place);
+      if (!row) continue;
+      for (const key of order(row))
+        if (key && key !== place && !(run.tokens.kind(key) & SPECIAL)) found.push([head, key, row[key]]);
+    }
+    found.sort((a, b) => b[2] - a[2]);
+    const goes = found.length > 0 && found[0][2] >= LEAST;
+    steps.push({ layer: index, query: place, sources: found.slice(0, LISTED), goes });
+    if (goes) place = found[0][1];
+  }
+  return { query: q, of: "weights", least: LEAST, steps };
+}
+
+async function everyHead<T>(run: OpenRun, like: number, q: number, of: (row: Float32Array) => T, none: T) {
+  const all: T[][] = [];
+  for (const layer of run.info.layers) {
+    const heads: T[] = [];
+    for (let head = 0; head < layer.heads; head++) {
+      const row = layer.cross === run.layer(like).cross ? await rowOf(run, layer.index, head, q) : null;
+      heads.push(row ? of(row) : none);
+    }
+    all.push(heads);
+  }
+  return all;
+}
+
+async function rowOf(run: OpenRun, layer: number, head: number, q: number): Promise<Float32Array | null> {
+  try {
+    return q < run.layer(layer).queries ? await run.source.row(run.asked, run.rev, layer, head, [q]) : null;
+  } catch {
+    return null; // a report may not hold this head
+  }
+}
+
+function order(row: Float32Array): number[] {
+  const places = [...row.keys()].filter((i) => Math.abs(row[i]) > 0);
+  return places.sort((a, b) => Math.abs(row[b]) - Math.abs(row[a])).slice(0, 64);
+}
+
+export function lacks(): Refused {
+  return new Refused(0, { error: "A report cannot answer this", expected: "", got: "", try: "sightline serve" });
+}
