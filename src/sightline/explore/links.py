@@ -98,14 +98,19 @@ def _best_first(view: HeadView, overview: Overview, special: Special | None) -> 
 
 def _largest(view: HeadView, rows: slice, columns: slice, special: Special | None) -> Link | None:
     weights = np.nan_to_num(view.tile(rows, columns), nan=0.0)
+    weights = np.where(not_plain(view, rows, columns, special), weights, 0.0)
+    spot = int(weights.argmax())
+    query, column = divmod(spot, weights.shape[1])
+    weight = float(weights[query, column])
+    return Link(rows.start + query, columns.start + column, weight) if weight > 0 else None
+
+
+def not_plain(view: HeadView, rows: slice, columns: slice, special: Special | None) -> np.ndarray:
+    """Which cells are no matter of course."""
     # Query i stands at key i + keys - queries.
     place = np.arange(rows.start, rows.stop)[:, None] + view.keys - view.queries
     key = np.arange(columns.start, columns.stop)
     plain = (key == 0) | (abs(key - place) <= 1)
     if special is not None:
         plain |= special.keys[columns] | special.queries[rows, None]
-    weights = np.where(plain, 0.0, weights)
-    spot = int(weights.argmax())
-    query, column = divmod(spot, weights.shape[1])
-    weight = float(weights[query, column])
-    return Link(rows.start + query, columns.start + column, weight) if weight > 0 else None
+    return ~plain

@@ -17,9 +17,12 @@ import torch
 
 from sightline.errors import InputError
 from sightline.explore.reasons import left_out
+from sightline.explore.writing import NEXT, Pace, Writing, likeliest
 from sightline.models import load as load_model
 from sightline.models.checkpoints.builtin import BUILTINS
 from sightline.models.checkpoints.opening import open_checkpoint
+from sightline.models.text.generate import new_tokens
+from sightline.models.text.stream import TextStream
 from sightline.nn import MultiHeadAttention
 from sightline.watching import Seen, watch
 from sightline.watching import load as load_run
@@ -49,11 +52,13 @@ class RunRequest:
     model: str
     layers: str | None = None
     generate: int = 0
+    begun: tuple[int, ...] = ()  # ids that are written first, of those to generate
 
     @property
     def id(self) -> str:
         """The name of the run that it leads to: a hash of model, text and options."""
-        content = json.dumps([self.model, self.text, self.layers, self.generate])
+        options = [list(self.begun)] if self.begun else []
+        content = json.dumps([self.model, self.text, self.layers, self.generate, *options])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -141,8 +146,12 @@ def watched(
     folder: Path,
     report: Report,
     growing: Callable[[Seen], None] | None = None,
+    pace: Pace | None = None,
 ) -> None:
-    """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile."""
+    """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile.
+
+    `pace` is told of every token that is written, and may hold the next one back.
+    """
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
     if not ids:
@@ -158,7 +167,15 @@ def watched(
         raise InputError(
             f"{request.model} cannot generate", expected="a causal model", got=request.model, hint="generate=0"
         )
-    layers = _layers(model, request)
+    top = getattr(getattr(model, "embedding", None), "num_embeddings", 0)
+    if len(request.begun) > request.generate or any(not 0 <= id < top for id in request.begun):
+        raise InputError(
+            "these tokens cannot begin what is to be written",
+            expected=f"at most {request.generate} ids below {top}",
+            got=f"{len(request.begun)} ids",
+            hint="ids of the tokens that were written, and of the alternative",
+        )
+    layers, is_language = _layers(model, request), hasattr(model, "stream")
     meta = {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
     with (
         torch.no_grad(),
@@ -167,9 +184,12 @@ def watched(
         seen.meta.update(meta)
         if not request.generate:
             with _progress(model, report, "running", _Peek(folder, growing)):
-                model(torch.tensor([ids], device=model.device))
+                found = model(torch.tensor([ids], device=model.device), **({"last": 1} if is_language else {}))
+            if is_language:
+                seen.meta["next"] = likeliest(found[0, -1], NEXT, tokenizer, ids)
         else:
-            _generate(model, request, folder, seen, report, growing)
+            writing = Writing(tokenizer, ids, request.begun)
+            _generate(model, request, writing, seen, report, _Peek(folder, growing, wait=0.0), pace)
     report(stage="finishing")
 
 
@@ -236,17 +256,30 @@ def _layers(model: Any, request: RunRequest) -> list[int | str] | None:
 
 
 def _generate(
-    model: Any, request: RunRequest, folder: Path, seen: Seen, report: Report, growing: Callable[[Seen], None] | None
+    model: Any,
+    request: RunRequest,
+    writing: Writing,
+    seen: Seen,
+    report: Report,
+    peek: _Peek,
+    pace: Pace | None,
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
-    peek, text = _Peek(folder, growing, wait=0.0), []
+    stream, text = TextStream(writing.tokenizer, writing.ids), []
     report(stage="reading the text", done=0, total=request.generate)
-    for i, piece in enumerate(model.stream(request.text, max_new_tokens=request.generate), start=1):
-        text.append(piece)
-        seen.meta["text"] = request.text + "".join(text)
+    for i, (token,) in enumerate(new_tokens(model, [list(writing.ids)], writing, request.generate), start=1):
+        if token in model.special.eos and i > len(request.begun):
+            writing.tokens.pop()
+            break
+        text.append(stream.add(token))
+        seen.meta |= {"text": request.text + "".join(text), "written": writing.about()}
         report(stage="generating", done=i, total=request.generate)
         if i > 1:
-            peek()
+            peek(at_once=pace is not None and pace.paused)
+        if pace is not None:
+            pace.wait(writing.about())
+            report(stage="generating", done=i, total=request.generate)  # taken back, or not
+    seen.meta |= {"text": request.text + "".join(text) + stream.end(), "written": writing.about()}
 
 
 class _Peek:
@@ -256,8 +289,8 @@ class _Peek:
         self.index, self.growing = folder / "index.json", growing
         self.known, self.next = 0, time.monotonic() + (EVERY if wait is None else wait)
 
-    def __call__(self) -> None:
-        if self.growing is None or time.monotonic() < self.next:
+    def __call__(self, at_once: bool = False) -> None:
+        if self.growing is None or (time.monotonic() < self.next and not at_once):
             return
         stamp, start = self.index.stat().st_mtime_ns, time.monotonic()
         if stamp > self.known and (seen := load_run(self.index.parent)).layers:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,6 +69,8 @@ class Run:
     growing: bool = False
     spans: Sequence[Sequence[int]] | None = None  # where in the text each token stands
     cleanup: Callable[[], None] | None = None
+    folder: Path | None = None  # of a saved run
+    marks: list[dict[str, Any]] = field(default_factory=list)  # bookmarks, where there is no folder
     layers: list[Layer] = field(init=False)
     labels: Labels = field(init=False)
     memory_labels: Labels | None = field(init=False)
@@ -91,6 +94,11 @@ class Run:
     def unseen(self) -> dict[str, str]:
         """What attended without being caught: modules and reasons."""
         return getattr(self.account, "unseen", {})
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the account says of itself beside its sights."""
+        return getattr(self.account, "meta", {})
 
     def layer(self, index: int) -> Layer:
         """A layer by its number."""
@@ -158,6 +166,7 @@ class Run:
             "unseen": self.unseen,
             "revision": self.revision,
             "growing": self.growing,
+            "prompt": (self.meta.get("written") or {}).get("prompt"),
         }
 
     def summary(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from sightline.errors import InputError
 from sightline.explore.reasons import left_out, plain
 from sightline.explore.run import Run, as_run, content_id, runs_of
+from sightline.explore.told import check_told
 from sightline.lens import Sight
 from sightline.watching import Seen
 from sightline.watching import load as load_run
@@ -41,7 +42,8 @@ class SavedRun:
         if self.path.suffix == SIGHT:
             return _sight_run(self.path, OneSight(self.path), self.batch)
         seen = _load(self.path)
-        return as_run(self.id, seen, origin=plain(self.path.name), batch=self.batch, growing=not seen.complete)
+        about = {"origin": plain(self.path.name), "batch": self.batch, "growing": not seen.complete}
+        return as_run(self.id, seen, folder=self.path, **about)
 
 
 class OneSight:
@@ -170,6 +172,7 @@ def _check_meta(meta: dict[str, Any]) -> None:
             raise InputError(f"meta.{key} is not text: {value!r}"[:200])
         if value is not None and key != "text" and len(value) > NAME:
             raise InputError(f"meta.{key} has {len(value):,} letters")
+    check_told(meta)
     spans = meta.get("spans")
     if spans is not None and not (isinstance(spans, list) and all(_is_span(span) for span in spans)):
         raise InputError("meta.spans are not pairs of whole numbers")

@@ -21,6 +21,7 @@ from sightline.errors import SightlineError
 from sightline.explore.model_runs import Models, Report, RunRequest, watched
 from sightline.explore.reasons import told
 from sightline.explore.run import Run, as_run
+from sightline.explore.writing import Pace
 from sightline.watching import Seen
 from sightline.watching import load as load_run
 from sightline.web.problems import Problem, from_error
@@ -47,6 +48,10 @@ class Job:
     version: int = 0
     looks: int = 0  # how often the run was handed out before it was there
     cancelled: threading.Event = field(default_factory=threading.Event)
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.cancelled)
 
     def about(self, position: int) -> dict[str, Any]:
         return {
@@ -131,6 +136,7 @@ class JobQueue:
         job = self.by_id.get(id)
         if job is not None and not job.over:
             job.cancelled.set()
+            job.pace.wake()
             if job.state == "queued":
                 self._set(job, state="cancelled")
 
@@ -249,7 +255,7 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
         try:
             report(stage=f"loading {job.request.model}")
             model, tokenizer = models.get(job.request.model)
-            watched(model, tokenizer, job.request, folder, report, growing)
+            watched(model, tokenizer, job.request, folder, report, growing, job.pace)
             return as_run(job.id, load_run(folder), cleanup=cleanup)
         except BaseException:
             cleanup()

@@ -38,6 +38,7 @@ class NewRun(BaseModel):
     model: str = Field(min_length=1, max_length=100, description="one of the models in /api/limits")
     layers: str | None = Field(None, max_length=200, description="which layers to watch, e.g. 0-3,5; all if left out")
     generate: int = Field(0, ge=0, le=512, description="tokens to generate after the text (causal models)")
+    begun: list[int] = Field([], max_length=512, description="ids of the first of them, e.g. up to an alternative")
 
 
 def routes(service: Service) -> APIRouter:
@@ -88,7 +89,7 @@ def routes(service: Service) -> APIRouter:
                 got=f"{size:,} bytes",
                 hint="a part of it",
             )
-        job = service.order(RunRequest(new.text, new.model, new.layers, new.generate))
+        job = service.order(RunRequest(new.text, new.model, new.layers, new.generate, tuple(new.begun)))
         return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
 
     @api.get("/runs/{run}", tags=["runs"], response_model=shapes.Run | shapes.Order)

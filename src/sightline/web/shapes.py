@@ -110,7 +110,10 @@ class Layer(TypedDict):
 
 @whole
 class Run(TypedDict):
-    """A run: its model, its text, its layers, and what attended without being caught."""
+    """A run: its model, its text, its layers, and what attended without being caught.
+
+    `prompt` is how many tokens stand before what the model wrote, if it did.
+    """
 
     id: str
     state: Literal["done"]
@@ -125,6 +128,7 @@ class Run(TypedDict):
     unseen: dict[str, str]
     revision: int
     growing: bool
+    prompt: int | None
 
 
 @whole
