@@ -68,6 +68,27 @@ export interface components {
                 number
             ] | null;
         };
+        /** @description Links of a head, each a query, a key and their weight: the strongest, or those most like a pinned one, first. */
+        Links: {
+            links: [
+                number,
+                number,
+                number
+            ][];
+        };
+        /** @description A bookmark: a head by the model's own numbers, what is pinned in it, and a sentence. */
+        Mark: {
+            layer: number;
+            head: number;
+            q: number | null;
+            k: number | null;
+            text: string;
+        };
+        /** @description The bookmarks of a run; `saved` if they lie in its folder. */
+        Marks: {
+            marks: components["schemas"]["Mark"][];
+            saved: boolean;
+        };
         /** @description How a number of a head is shown; `range` are the ends of its scale, if it has any. */
         Measure: {
             name: string;
@@ -85,6 +106,30 @@ export interface components {
             title: string;
             causal?: boolean;
         };
+        /** @description A bookmark. */
+        NewMark: {
+            /** @description as the model counts */
+            layer: number;
+            head: number;
+            /** @description the pinned query */
+            q?: number | null;
+            /** @description the pinned key */
+            k?: number | null;
+            /**
+             * @description a sentence
+             * @default
+             */
+            text: string;
+        };
+        /** @description All bookmarks of a run. */
+        NewMarks: {
+            marks: components["schemas"]["NewMark"][];
+        };
+        /** @description How to go on writing. */
+        NewPace: {
+            /** @description pause, step (one more token) or go */
+            do: string;
+        };
         /** @description A text to run a model on. */
         NewRun: {
             /** @description at most 1 MB of UTF-8 */
@@ -98,6 +143,11 @@ export interface components {
              * @default 0
              */
             generate: number;
+            /**
+             * @description ids of the first of them, e.g. up to an alternative
+             * @default []
+             */
+            begun: number[];
         };
         /** @description Where an order stands. */
         Order: {
@@ -180,7 +230,11 @@ export interface components {
             unit: string;
             value: number | null;
         };
-        /** @description A run: its model, its text, its layers, and what attended without being caught. */
+        /**
+         * @description A run: its model, its text, its layers, and what attended without being caught.
+         *
+         *     `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text.
+         */
         Run: {
             id: string;
             /** @constant */
@@ -198,6 +252,8 @@ export interface components {
             };
             revision: number;
             growing: boolean;
+            prompt: number | null;
+            asked: string | null;
         };
         /** @description A run, as the list of runs has it. */
         RunInShort: {
@@ -260,11 +316,32 @@ export interface components {
                 number
             ][][][];
         };
+        /** @description A token that might be written, and its probability. */
+        Token: {
+            id: number;
+            text: string;
+            p: number;
+        };
         Tokens: {
             from: number;
             to: number;
             texts: string[];
             kinds: number[];
+        };
+        /** @description What a model wrote after a prompt of so many tokens; and whether it goes on, or waits. */
+        Written: {
+            prompt: number;
+            tokens: components["schemas"]["WrittenToken"][];
+            total: number;
+            writing: boolean;
+            paused: boolean;
+        };
+        /** @description A token that was written, and the likeliest of those that were not. */
+        WrittenToken: {
+            id: number;
+            text: string;
+            p: number;
+            others: components["schemas"]["Token"][];
         };
     };
     responses: never;

@@ -7,7 +7,6 @@ import { show, showAbout } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
 import { debounced, el, retryButton } from "./dom";
-import { EmbeddedSource } from "./embedded";
 import { ExportDialog } from "./export";
 import { Header } from "./header";
 import { Heads } from "./heads";
@@ -17,21 +16,14 @@ import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
+import { reportNote } from "./reportnote";
 import { sentence } from "./source";
-import { bare, type Panel, VIEWS, type View } from "./state";
+import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
 import { Wall } from "./wall";
+import { WhyBar } from "./whybar";
 import { WrittenView } from "./written";
-
-const NAMES: Record<View, string> = {
-  map: "Map",
-  links: "Links",
-  steps: "Steps",
-  compare: "Compare",
-  wall: "All heads",
-  written: "Written",
-};
 
 class App {
   private context = new Context();
@@ -48,7 +40,8 @@ class App {
   private heads = new Heads(this.context);
   readonly rail = new Rail(this.context, this.heads.node);
   private wall = new Wall(this.context);
-  private written = new WrittenView(this.context);
+  private written = new WrittenView(this.context, (id) => this.header.follow(id));
+  private why = new WhyBar(this.context);
   private text = new TextView(this.context);
   private map = new MapCentre(this.context, this.say);
   private links = new Links(this.context);
@@ -103,6 +96,7 @@ class App {
       { class: "main" },
       el("h1", { class: "visually-hidden" }, "Sightline explorer"),
       this.sentence,
+      this.why.node,
       handle,
       this.heads.node,
       this.centre,
@@ -120,6 +114,7 @@ class App {
       this.header.unseen.dialog,
       this.help.node,
       this.exports.node,
+      ...this.why.dialogs,
     );
     host.replaceChildren(this.root);
     if (!this.context.source.live) this.frozen();
@@ -139,13 +134,7 @@ class App {
   // A report: it says what it holds and what it lacks.
   private frozen(): void {
     this.root.classList.add("frozen");
-    const { source } = this.context;
-    const holds =
-      source instanceof EmbeddedSource && source.exact
-        ? "every head with its exact weights"
-        : "every head as a thumbnail, chosen heads in up to 512 bins a side, right to 3.3 %, with their exact strongest weights";
-    const text = `A report: ${holds}. It lacks steps, rollout and new texts: sightline serve has them.`;
-    this.header.node.after(el("p", { class: "report-note", attrs: { role: "note" } }, text));
+    this.header.node.after(reportNote(this.context.source));
   }
 
   // An address is opened as it says, what cannot be is put right; one of a run alone as a first visit is.
@@ -367,10 +356,7 @@ class App {
       "4": () => this.go("links"),
       "5": steps,
       "6": () => this.go("compare"),
-      "7": () => {
-        this.go("wall");
-        this.wall.focus();
-      },
+      "7": () => this.go("wall"),
       "[": () => context.moveHead(0, -1),
       "]": () => context.moveHead(0, 1),
       "{": () => context.moveHead(-1, 0),
@@ -384,6 +370,7 @@ class App {
         this.text.openFind();
       },
       "?": () => this.help.open(),
+      ...this.why.shortcuts(both),
       ...both("l", log),
       ...both("m", pool),
       ...both("d", diagonal),

@@ -145,7 +145,9 @@ export class TextBody {
       const text = run.tokens.text(i);
       if (kind & NEW_LINE) parts.push(el("br"));
       else if (i && !(kind & GLUED)) parts.push(" ");
-      const name = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
+      const plain = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
+      const prompt = run.info.prompt ?? Infinity; // what follows was written by the model
+      const name = i < prompt ? plain : `${plain} by-model${i === prompt ? " first-written" : ""}`;
       const shown = kind & SPECIAL ? text : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t");
       parts.push(el("span", { class: name, attrs: { "data-t": i } }, shown || run.tokens.label(i)));
     }

@@ -88,10 +88,7 @@ export class Wall {
     this.visible = visible;
     if (!visible) return;
     this.offer();
-  }
-
-  focus(): void {
-    this.board.focus();
+    if (document.activeElement === document.body) this.board.focus({ preventScroll: true });
   }
 
   private offer(): void {

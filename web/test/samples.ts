@@ -37,6 +37,8 @@ export function info(layers: LayerInfo[] = [layer(0), layer(1)], change: Partial
     unseen: {},
     revision: 0,
     growing: false,
+    prompt: null,
+    asked: null,
     ...change,
   };
 }

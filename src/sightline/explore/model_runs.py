@@ -176,7 +176,8 @@ def watched(
             hint="ids of the tokens that were written, and of the alternative",
         )
     layers, is_language = _layers(model, request), hasattr(model, "stream")
-    meta = {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
+    meta: dict[str, Any] = {"asked": request.text} if request.generate else {}
+    meta |= {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
     with (
         torch.no_grad(),
         watch(model, layers, keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,

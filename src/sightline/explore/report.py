@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.explore import measures, thumbs
+from sightline.explore import bookmarks, measures, thumbs
 from sightline.explore.links import first_head, link_of
 from sightline.explore.overview import COARSE, TRACK, overview_level
 from sightline.explore.page import STATIC, asset
@@ -103,7 +103,14 @@ def _data(run: Run) -> dict[str, Any]:
         },
         "thumbs": _packed(np.concatenate([p.reshape(-1) for p in pictures])),
         "heads": heads,
+        "kept": _kept(run),
     }
+
+
+def _kept(run: Run) -> dict[str, Any]:
+    """What is known beside the maps: bookmarks, and what the model wrote."""
+    written = run.meta.get("written")
+    return {"marks": bookmarks.read(run), **({} if written is None else {"written": written})}
 
 
 def _head(run: Run, layer: int, head: int, exact: bool) -> dict[str, Any]:

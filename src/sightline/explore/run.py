@@ -167,6 +167,7 @@ class Run:
             "revision": self.revision,
             "growing": self.growing,
             "prompt": (self.meta.get("written") or {}).get("prompt"),
+            "asked": self.meta.get("asked"),
         }
 
     def summary(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def _load(path: Path) -> Seen:
             raise InputError(f"{name} of {len(rows)} texts in a batch of {seen[0].shape[0]}")
     texts = [text for rows in (seen.tokens, seen.memory_tokens) for row in rows or [] for text in row]
     texts += [*seen.layers, *seen.unseen, *seen.unseen.values()]
-    texts += [*(seen.meta.get(key) or "" for key in ("name", "model", "text"))]
+    texts += [*(seen.meta.get(key) or "" for key in ("name", "model", "text", "asked"))]
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
@@ -166,11 +166,11 @@ def _check_size(name: str, shape: tuple[int, ...], maps: int) -> None:
 
 
 def _check_meta(meta: dict[str, Any]) -> None:
-    for key in ("name", "model", "text"):
+    for key in ("name", "model", "text", "asked"):
         value = meta.get(key)
         if value is not None and not isinstance(value, str):
             raise InputError(f"meta.{key} is not text: {value!r}"[:200])
-        if value is not None and key != "text" and len(value) > NAME:
+        if value is not None and key not in ("text", "asked") and len(value) > NAME:
             raise InputError(f"meta.{key} has {len(value):,} letters")
     check_told(meta)
     spans = meta.get("spans")

@@ -112,7 +112,7 @@ class Layer(TypedDict):
 class Run(TypedDict):
     """A run: its model, its text, its layers, and what attended without being caught.
 
-    `prompt` is how many tokens stand before what the model wrote, if it did.
+    `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text.
     """
 
     id: str
@@ -129,6 +129,7 @@ class Run(TypedDict):
     revision: int
     growing: bool
     prompt: int | None
+    asked: str | None
 
 
 @whole
