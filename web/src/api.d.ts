@@ -127,7 +127,7 @@ export interface components {
         };
         /** @description How to go on writing. */
         NewPace: {
-            /** @description pause, step (one more token) or go */
+            /** @description pause, step (one more token), go, or stop here */
             do: string;
         };
         /** @description A text to run a model on. */

@@ -50,6 +50,7 @@ export class Context {
   readonly way = carried(); // to the kernel of a notebook, if this is a widget
   readonly store = new Store(this.way !== null);
   private opening = 0;
+  private comes: string | null = null; // the run that is being opened
   private readonly viewer = Math.random().toString(36).slice(2);
 
   constructor() {
@@ -110,6 +111,7 @@ export class Context {
     const open = this.run.value;
     if (open && open.id === id && !fresh) return;
     const now = ++this.opening;
+    this.comes = id;
     this.busy.value = true;
     try {
       const info = await this.source.run(id);
@@ -136,7 +138,10 @@ export class Context {
     } catch (error) {
       this.failed(error, () => void this.open(id, fresh, given));
     } finally {
-      if (now === this.opening) this.busy.value = false;
+      if (now === this.opening) {
+        this.busy.value = false;
+        this.comes = null;
+      }
     }
   }
 
@@ -165,6 +170,7 @@ export class Context {
   // A run that is being written has new rows: the same view, with more of them.
   async grow(id: string): Promise<void> {
     const open = this.run.value;
+    if (this.comes === id) return; // as an address says, and not anew
     if (!open || open.id !== id) return this.open(id, true);
     const info = await this.source.run(id);
     if (this.run.value !== open || !isRun(info) || (info.revision === open.rev && info.growing === open.info.growing))

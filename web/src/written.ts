@@ -27,22 +27,32 @@ export class WrittenView {
     private follow: (id: string) => void,
   ) {
     this.node = el("div", { class: "written" }, this.about, this.controls, this.list);
-    onChange(context.run, () => void this.load());
+    onChange(context.run, () => {
+      this.offer();
+      void this.load();
+    });
     onChange(context.again, () => void this.load());
     context.store.on(["q"], () => this.mark());
   }
 
   show(visible: boolean): void {
     this.visible = visible;
+    this.offer();
     if (visible) void this.load();
     else clearTimeout(this.timer);
+  }
+
+  // Most runs are of texts that nobody wrote here: they have no such tab.
+  private offer(): void {
+    const tab = document.getElementById("tab-written");
+    if (tab) tab.hidden = !this.visible && (this.context.run.value?.info.prompt ?? null) === null;
   }
 
   private async load(): Promise<void> {
     const run = this.context.run.value;
     clearTimeout(this.timer);
     if (!run || !this.visible) return;
-    if (run.info.prompt === null || run.info.prompt === undefined) {
+    if ((run.info.prompt ?? null) === null) {
       this.list.replaceChildren();
       this.controls.replaceChildren();
       this.about.textContent = "Nothing was written here: give a causal model a text and some tokens to generate.";
@@ -85,7 +95,11 @@ export class WrittenView {
       this.controls.replaceChildren(
         ...(writing && !paused ? [button("Pause", () => void this.pace("pause"))] : []),
         ...(writing && paused
-          ? [button("Step", () => void this.pace("step")), button("Go on", () => void this.pace("go"))]
+          ? [
+              button("Step", () => void this.pace("step")),
+              button("Go on", () => void this.pace("go")),
+              button("Stop here", () => void this.pace("stop")),
+            ]
           : []),
         ...(writing ? [el("label", { class: "follow" }, follow, " follow")] : []),
       );
@@ -122,7 +136,7 @@ export class WrittenView {
         ),
         el("span", { class: "track" }, bar),
         el("b", {}, chance(token.p)),
-        el("span", { class: "others" }, ...others),
+        el("span", { class: "instead" }, ...others),
       );
     });
     const focus = (document.activeElement as HTMLElement | null)?.closest?.("li")?.dataset.t;
@@ -157,6 +171,7 @@ export class WrittenView {
     const text = run.info.asked ?? "";
     const generate = Math.max(found.total, begun.length);
     try {
+      if (found.writing) await this.context.source.file!(`/api/runs/${run.id}/pace`, sent("POST", { do: "stop" }));
       const body = { text, model: run.info.model, generate, begun };
       const made = await asked<{ id: string }>(this.context.source, "/api/runs", sent("POST", body));
       this.follow(made.id);

@@ -280,6 +280,8 @@ def _generate(
         if pace is not None:
             pace.wait(writing.about())
             report(stage="generating", done=i, total=request.generate)  # taken back, or not
+            if pace.stopped:
+                break
     seen.meta |= {"text": request.text + "".join(text) + stream.end(), "written": writing.about()}
 
 

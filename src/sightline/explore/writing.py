@@ -80,15 +80,16 @@ class Pace:
         self._over = threading.Event() if over is None else over
         self._changed = threading.Condition()
         self._steps = 0
-        self.paused = False
+        self.paused = self.stopped = False
         self.written: dict[str, Any] | None = None
 
     def set(self, do: str) -> None:
-        """`pause`, `step` (one more token, then pause again) or `go`."""
-        if do not in ("pause", "step", "go"):
-            raise InputError("no such pace", expected="pause, step or go", got=repr(do)[:40], hint="pause")
+        """`pause`, `step` (one more token, then pause again), `go`, or `stop`: what is written is all."""
+        if do not in ("pause", "step", "go", "stop"):
+            raise InputError("no such pace", expected="pause, step, go or stop", got=repr(do)[:40], hint="pause")
         with self._changed:
-            self.paused = do != "go"
+            self.paused = do in ("pause", "step")
+            self.stopped |= do == "stop"
             self._steps = self._steps + 1 if do == "step" else 0
             self._changed.notify_all()
 

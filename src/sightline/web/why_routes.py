@@ -46,7 +46,7 @@ class NewPace(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    do: str = Field(pattern="^(pause|step|go)$", description="pause, step (one more token) or go")
+    do: str = Field(pattern="^(pause|step|go|stop)$", description="pause, step (one more token), go, or stop here")
 
 
 def add_why(api: APIRouter, service: Service) -> None:
@@ -127,7 +127,7 @@ def add_why(api: APIRouter, service: Service) -> None:
 
     @api.post("/runs/{run}/pace", status_code=204, tags=["why"])
     async def pace(run: str, new: NewPace) -> Response:
-        """Hold a text that is being written, let it go on for one token, or let it go on."""
+        """Hold a text that is being written, let it go on for one token, let it go on, or end it here."""
         job = service.jobs.by_id.get(run)
         if job is None or job.over:
             raise Problem(
