@@ -27,7 +27,7 @@ LAYERS = (
     ("errors", "folders", "version"),
     ("caches", "files", "memory", "portable", "shapes"),
     ("biases",),
-    ("masks", "normalizers", "positions", "lookup"),
+    ("masks", "normalizers", "positions", "lookup", "targets"),
     ("kernels",),
     ("backends",),
     ("lens",),
@@ -46,7 +46,9 @@ PUBLIC_NAMES = (
     "Choice",
     "Mask",
     "Picture",
+    "Received",
     "Sight",
+    "Spans",
     "Statistic",
     "Top",
     "TopKeys",
@@ -69,11 +71,12 @@ PUBLIC_NAMES = (
     "positions",
     "prefix",
     "steps",
+    "targets",
     "watch",
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "targets")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

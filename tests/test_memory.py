@@ -29,7 +29,7 @@ def nothing_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails a test that begins to compute."""
     monkeypatch.setattr("sightline.lens.plan.walk", lambda *_, **__: pytest.fail("walked"))
     monkeypatch.setattr("sightline.lens.sight.see", lambda *_, **__: pytest.fail("made a tile"))
-    monkeypatch.setattr("sightline.lens.plan.Strongest", lambda *_, **__: pytest.fail("allocated"))
+    monkeypatch.setattr("sightline.lens.plan.gathers", lambda *_, **__: pytest.fail("allocated"))
     monkeypatch.setattr("sightline.lens.plan.Pixels", lambda *_, **__: pytest.fail("allocated"))
 
 

@@ -1,8 +1,8 @@
 """Sightline: attention you can see through."""
 
-from sightline import caches, errors, lookup, models, nn, positions, steps
+from sightline import caches, errors, lookup, models, nn, positions, steps, targets
 from sightline.backends import Choice, attention, which_backend
-from sightline.lens import Picture, Sight, Statistic, Top, TopKeys, declare, look, observe
+from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
 from sightline.version import __version__ as __version__
@@ -12,7 +12,9 @@ __all__ = [
     "Choice",
     "Mask",
     "Picture",
+    "Received",
     "Sight",
+    "Spans",
     "Statistic",
     "Top",
     "TopKeys",
@@ -35,6 +37,7 @@ __all__ = [
     "positions",
     "prefix",
     "steps",
+    "targets",
     "watch",
     "which_backend",
     "window",

@@ -49,7 +49,8 @@ def test_unknown_names() -> None:
         parse(("entropy", "kurtosis"))
     assert str(caught.value) == (
         "unknown statistic\n"
-        "  expected: one of entropy, max_score, distance, received, top, picture, sl.Top(n) or sl.Picture(…)\n"
+        "  expected: one of entropy, max_score, distance, received, top, picture, sl.Top(n), sl.Picture(…) or "
+        "sl.Received(…)\n"
         "  got: 'kurtosis'\n"
         '  try: stats=("entropy", "received")'
     )

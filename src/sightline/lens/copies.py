@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from sightline.backends.call import Call
+from sightline.lens.readings import Extra
 
 
 def alone(thing: Any) -> Any:
@@ -23,6 +24,8 @@ def _alone(thing: Any, seen: dict[int, Tensor]) -> Any:
         return thing.replace(**{name: _alone(getattr(thing, name), seen) for name in thing.__slots__})
     if isinstance(thing, dict):
         return {key: _alone(value, seen) for key, value in thing.items()}
+    if isinstance(thing, Extra):
+        return Extra(*(_alone(value, seen) for value in thing))
     if type(thing) is tuple:
         return tuple(_alone(value, seen) for value in thing)
     return thing

@@ -12,6 +12,7 @@ from torch import Tensor
 from sightline.errors import InputError
 from sightline.lens.copies import alone
 from sightline.lens.levels import Levels
+from sightline.lens.readings import Extra
 from sightline.lens.unchanged import Unchanged
 
 if TYPE_CHECKING:
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
     from sightline.masks import Mask
 
 
+# What a copy makes for itself.
+_MADE_ANEW = ("_levels", "_unchanged", "_extra_unchanged")
+
+
 class Facts:
     """The part of every sight that needs no pass over its map."""
 
     mask_known = True  # False where a folder was too small for the mask's table
 
-    def __init__(self, call: Call, row: Tensor, flat: bool = False) -> None:
+    def __init__(self, call: Call, row: Tensor, flat: bool = False, extra: Extra | None = None) -> None:
         self._levels, self._flat, self._unchanged = Levels(call, row), flat, Unchanged(call, row)
+        self._extra = Extra() if extra is None else extra
+        self._extra_unchanged = Unchanged.of(self._extra.tensors())
         self._kept: dict[Any, Any] = {}
         self._lacks: str | None = None  # what a file of an older format did not hold
 
@@ -50,6 +57,21 @@ class Facts:
         ['entropy', Top(n=2)]
         """
         return MappingProxyType(self._kept)
+
+    @property
+    def extra(self) -> Extra:
+        """What is known beside the weights: v, g, and what follows from them; all None if nothing is."""
+        return self._extra
+
+    @property
+    def norms_of(self) -> str | None:
+        """What the reading `norms` is of, in words; None where it is not known.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.eye(3), torch.eye(3), torch.eye(3)).norms_of
+        '|v|: the values as they enter attention, without an output projection'
+        """
+        return self.extra.norms_of
 
     @property
     def mask(self) -> Mask | None:
@@ -102,18 +124,24 @@ class Facts:
     def __getstate__(self) -> dict[str, Any]:
         """What `copy` and `pickle` take along: tensors without their graph, and without what they are views of."""
         self._unchanged.check()
-        rest = {name: value for name, value in self.__dict__.items() if name not in ("_levels", "_unchanged")}
-        return alone(rest | {"call": self.call, "row": self.row})
+        rest = {name: value for name, value in self.__dict__.items() if name not in _MADE_ANEW}
+        return alone(rest | {"call": self.call, "row": self.row, "_extra": self._lasting()})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         call, row = state.pop("call"), state.pop("row")
         self.__dict__.update(state, _levels=Levels(call, row), _unchanged=Unchanged(call, row))
+        self.__dict__.setdefault("_extra", Extra())
+        self._extra_unchanged = Unchanged.of(self._extra.tensors())
 
     def __repr__(self) -> str:
         call = self.call
         kept = ", ".join(sorted({k if isinstance(k, str) else type(k).__name__ for k in self._kept}))
         about = f"shape={self.shape}, normalizer={call.normalizer.name!r}, mask={call.mask}"
         return f"Sight({about}, computed: {kept or 'lse'})"
+
+    def _lasting(self) -> Extra:
+        """What is known beside the weights and was not changed since: no reading is made of anything else."""
+        return self._extra._replace(**dict.fromkeys(self._extra_unchanged.changed()))
 
     def _sink(self) -> Tensor:
         taken, sinks = self._levels.taken, self.call.sinks

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.lens import geometry, pictures
-from sightline.lens.job import Weighted
+from sightline.lens.job import Allowed, Between, Weighted
 from sightline.lens.levels import level_of
-from sightline.lens.requests import Picture, Top
+from sightline.lens.readings import SIGNED, Reader, check_of
+from sightline.lens.requests import Picture, Received, Top, of_what
 from sightline.lens.sight import Sight
 from sightline.lens.statistics import NoScores
-from sightline.lens.tiles.accumulators import Accumulator, Received, RowSums, Seen, Strongest
+from sightline.lens.tiles.accumulators import Accumulator, Pixels, RowSums, Seen
+from sightline.lens.tiles.parts import gathers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from sightline.backends.call import Call
-    from sightline.lens.requests import Request
+    from sightline.lens.plan import Asked
+    from sightline.lens.readings import Extra
 
 
 class Overview(NamedTuple):
@@ -54,13 +57,20 @@ class KeptSight(Sight):
     (1, 1)
     """
 
-    def __init__(self, call: Call, row: Tensor, kept: Mapping[Any, Any], lacks: str | None = None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        row: Tensor,
+        kept: Mapping[Any, Any],
+        lacks: str | None = None,
+        extra: Extra | None = None,
+    ) -> None:
         """`lacks` says what a file of an older format did not hold."""
-        super().__init__(call, row)
+        super().__init__(call, row, extra=extra)
         self._kept, self._lacks = dict(kept), lacks
 
-    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> KeptSight:
-        sight = KeptSight(call, row, kept, self._lacks)
+    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any], extra: Extra) -> KeptSight:
+        sight = KeptSight(call, row, kept, self._lacks, extra)
         sight.mask_known = self.mask_known
         return sight
 
@@ -84,8 +94,10 @@ class KeptSight(Sight):
         by = {picture.reduce: grid for picture, grid in grids.items() if picture.cell == cell}
         return Overview(cell, by.get("sum"), by.get("max"))
 
-    def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "batch heads rows columns"]:
-        """The exact weights of any rectangle of the map, if q and k were kept or the map is small.
+    def tile(
+        self, rows: slice | int, columns: slice | int, of: str = "weights"
+    ) -> Float[Tensor, "batch heads rows columns"]:
+        """The exact weights of any rectangle of the map, if q and k were kept or the map is small; or a reading.
 
         >>> import sightline as sl
         >>> from sightline.watching import watch
@@ -98,10 +110,17 @@ class KeptSight(Sight):
         """
         whole = self._map()
         if self.has_qk or whole is None:
-            return super().tile(rows, columns)
+            return super().tile(rows, columns, of)
+        self._know(check_of(of))
         s = self.call.sizes
         band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
-        return whole[..., band, span].clone()
+        if of == "weights":
+            return whole[..., band, span].clone()
+        call = self.call.replace(q=self.row)
+        visible = None
+        if call.mask is not None:
+            visible = call.mask.tile(band, span, s.queries, s.keys, self.device)
+        return Reader(call, self.extra).tile(of, Seen(band, span, whole[..., band, span], visible))
 
     def _map(self) -> Tensor | None:
         """The whole map, if it was kept cell by cell."""
@@ -111,9 +130,11 @@ class KeptSight(Sight):
                 return grid
         return None
 
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
+    def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]:
         if self.has_qk:
             return super().compute(requests)
+        for of in dict.fromkeys(map(of_what, requests)):
+            self._know(of)
         found = {request: self._derive(request) for request in requests}
         missing = [request for request, value in found.items() if value is None]
         if missing:
@@ -138,10 +159,13 @@ class KeptSight(Sight):
             hint="sl.watch(model, keep_qk=True)",
         )
 
-    def _derive(self, request: Request | Weighted) -> Any:
+    def _derive(self, request: Asked) -> Any:
         """What follows from what was kept, exactly; None if it does not."""
-        if isinstance(request, Picture):
+        if isinstance(request, Picture) and request.of == "weights":
             return self._picture(request)
+        if request == Received(of="norms") and "received" in self._kept:
+            assert self.extra.sizes is not None
+            return self._kept["received"] * self.extra.sizes.to(self._kept["received"].dtype)
         whole = self._map()
         if whole is None:
             return None
@@ -155,23 +179,27 @@ class KeptSight(Sight):
             shares = whole / total.masked_fill(total == 0, 1.0)
             log, level = shares.log().clamp_min(-1e30), level_of(self.row)[..., None]
         part: Accumulator
-        if isinstance(request, Weighted):
-            part = Received(call, request.weights)
-        elif isinstance(request, Top):
-            part = Strongest(call, request.n)
-        elif request == "received":
-            part = Received(call, None)
-        else:
+        if isinstance(request, Picture):
+            axes = geometry.axes(request, s.queries, s.keys)
+            part = Pixels(call, *axes, largest=request.reduce == "max", signed=request.of in SIGNED)
+        elif isinstance(request, str) and request != "received":
             part = RowSums(call, {request})
+        else:
+            part = gathers(call, request)
         visible = None
         if call.mask is not None:
             visible = call.mask.tile(slice(0, s.queries), slice(0, s.keys), s.queries, s.keys, self.device)
             visible = visible.expand_as(whole)
+        seen = Seen(slice(0, s.queries), slice(0, s.keys), whole, visible, None, log, shares, level)
+        if of_what(request) != "weights":
+            seen = seen._replace(weights=Reader(call, self.extra).tile(of_what(request), seen))
         try:
-            part.add(Seen(slice(0, s.queries), slice(0, s.keys), whole, visible, None, log, shares, level))
+            part.add(seen)
         except NoScores:
             return None
         result = part.result()
+        if isinstance(request, Picture):
+            return pictures.finish(call, request, result, *axes)
         return result[str(request)] if isinstance(result, dict) else result
 
     def _picture(self, picture: Picture) -> Tensor | None:
@@ -201,7 +229,8 @@ class KeptSight(Sight):
 
 def _is_overview(picture: Picture) -> bool:
     return (
-        picture.cell is not None
+        picture.of == "weights"
+        and picture.cell is not None
         and picture.rows is None
         and picture.columns is None
         and picture.reduce in ("sum", "max")
@@ -226,9 +255,13 @@ def gather_bins(grid: Tensor, dim: int, starts: np.ndarray, largest: bool) -> Te
 
 
 def _named(request: object) -> str:
+    of = "" if of_what(request) == "weights" else f", of={of_what(request)!r}"
     if isinstance(request, Picture):
         size = f"cell={request.cell}" if request.cell else f"size={request.size}"
-        return f"picture({size}, reduce={request.reduce!r})"
-    if isinstance(request, Weighted):
-        return "received(weights)"
-    return f"top({request.n})" if isinstance(request, Top) else str(request)
+        return f"picture({size}, reduce={request.reduce!r}{of})"
+    if isinstance(request, Received):
+        return f"received(of={request.of!r}, reduce={request.reduce!r})"
+    for kind, name in ((Weighted, "received(weights"), (Between, "spans(…"), (Allowed, "share(…")):
+        if isinstance(request, kind):
+            return f"{name}{of})"
+    return f"top({request.n}{of})" if isinstance(request, Top) else str(request)

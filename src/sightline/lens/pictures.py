@@ -44,7 +44,7 @@ def finish(
 
 def grid_key(picture: Picture) -> tuple:
     """Mean and sum share their pixels' sums."""
-    return (picture.size, picture.cell, picture.rows, picture.columns, picture.reduce == "max")
+    return (picture.size, picture.cell, picture.rows, picture.columns, picture.of, picture.reduce == "max")
 
 
 def cells_of_pixels(vertical: Axis, horizontal: Axis) -> int | None:

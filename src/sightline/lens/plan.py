@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sightline.lens import geometry, pictures
+from sightline.lens.by_map import by_map, is_worth_it
 from sightline.lens.cpu import plan as cpu_plan
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.gpu import trial
-from sightline.lens.job import Job, Weighted
-from sightline.lens.requests import Picture, Request, Top
+from sightline.lens.job import Allowed, Between, Job, Weighted
+from sightline.lens.readings import SIGNED, Extra, Reader
+from sightline.lens.requests import Picture, Request, Top, of_what
+from sightline.lens.requests import Received as OfKeys
 from sightline.lens.statistics import FUSED, STATISTICS
-from sightline.lens.tiles.accumulators import Accumulator, Pixels, Received, RowSums, Strongest
+from sightline.lens.tiles.accumulators import Accumulator, Pixels, RowSums
+from sightline.lens.tiles.parts import Readings, gathers
 from sightline.lens.tiles.walk import walk
 from sightline.memory import require
 
@@ -23,17 +27,56 @@ if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.lens.levels import Levels
 
+Asked: TypeAlias = Request | Weighted | Between | Allowed
 
-def compute(levels: Levels, requests: list[Request | Weighted]) -> dict[Any, Any]:
-    """The results of all requests, by one pass over the map."""
+
+def compute(levels: Levels, requests: list[Asked], extra: Extra | None = None) -> dict[Any, Any]:
+    """The results of all requests, by one pass over the map; what is not of weights is read by a walk beside it."""
     call = levels.call
     if torch.is_autocast_enabled(call.device.type):
         with torch.autocast(call.device.type, enabled=False):
-            return compute(levels, requests)
+            return compute(levels, requests, extra)
     with torch.no_grad():
-        job = _plan(call, requests)
-        found, grids = _pass(levels, job)
-        return _with_pictures(call, job, found, grids)
+        # What keys received of norms is what they received, times one number each.
+        scaled = {request: _of_weights(request) for request in requests if _is_received_norms(request)}
+        plain = [request for request in requests if _is_plain(request)]
+        plain += [request for request in scaled.values() if request not in plain]
+        others = [request for request in requests if not _is_plain(request) and request not in scaled]
+        found: dict[Any, Any] = {}
+        if others:
+            assert extra is not None
+            job = _plan(call, others)
+            found |= _with_pictures(call, job, *_readings(levels, job, extra))
+        if plain:
+            job = _plan(call, plain)
+            found |= _with_pictures(call, job, *_pass(levels, job))
+        for request, weights in scaled.items():
+            assert extra is not None
+            assert extra.sizes is not None
+            found[request] = found[weights] * extra.sizes.to(found[weights].dtype)
+        return {request: found[request] for request in requests}
+
+
+def _is_plain(request: Asked) -> bool:
+    """Whether the passes for weights know it."""
+    if isinstance(request, Weighted):
+        return request.of == "weights" and request.reduce == "sum"
+    return isinstance(request, str) or (isinstance(request, Top | Picture) and request.of == "weights")
+
+
+def _is_received_norms(request: Asked) -> bool:
+    return isinstance(request, Weighted | OfKeys) and request.of == "norms" and request.reduce == "sum"
+
+
+def _of_weights(request: Asked) -> Asked:
+    return Weighted(request.weights) if isinstance(request, Weighted) else "received"
+
+
+def _readings(levels: Levels, job: Job, extra: Extra) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+    """By a walk over all maps at once, or on a CPU over each map by itself, side by side."""
+    if not is_worth_it(levels.call):
+        return _by_walk(levels, job, extra)
+    return by_map(levels, job, extra, _by_walk)
 
 
 def _with_pictures(call: Call, job: Job, found: dict[Any, Any], grids: dict[tuple, Tensor]) -> dict[Any, Any]:
@@ -71,7 +114,7 @@ def _fused(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor
     return both
 
 
-def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
+def _plan(call: Call, requests: list[Asked]) -> Job:
     s = call.sizes
     maps = torch.Size(s.batch).numel() * s.heads
     job = Job(set(), [], [], {}, [])
@@ -100,18 +143,23 @@ def _plan(call: Call, requests: list[Request | Weighted]) -> Job:
     return job
 
 
-def _by_walk(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
+def _by_walk(levels: Levels, job: Job, extra: Extra | None = None) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
     call = levels.call
     parts: dict[Any, Accumulator] = {}
+    readings: dict[str, list[Accumulator]] = {}
     if job.rows:
         parts["rows"] = RowSums(call, job.rows)
-    for request in job.received:
-        parts[request] = Received(call, request.weights if isinstance(request, Weighted) else None)
-    for top in job.tops:
-        parts[top] = Strongest(call, top.n)
+    for request in (*job.received, *job.tops):
+        parts[request] = gathers(call, request)
     for key, (vertical, horizontal) in job.grids.items():
-        parts[key] = Pixels(call, vertical, horizontal, largest=key[-1])
-    walk(levels, list(parts.values()), *_rectangle(call, job), align=_alignment(job))
+        parts[key] = Pixels(call, vertical, horizontal, largest=key[-1], signed=key[-2] in SIGNED)
+    for key, part in parts.items():
+        readings.setdefault(key[-2] if isinstance(key, tuple) else of_what(key), []).append(part)
+    every = list(parts.values())
+    if readings.keys() - {"weights"}:
+        assert extra is not None
+        every = [Readings(Reader(call, extra), readings)]
+    walk(levels, every, *_rectangle(call, job), align=_alignment(job))
     found: dict[Any, Any] = {}
     grids = {key: parts.pop(key).result() for key in job.grids}
     for key, part in parts.items():

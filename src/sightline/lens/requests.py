@@ -6,26 +6,58 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sightline.errors import InputError, InputTypeError
+from sightline.lens.readings import SIGNED, check_of
 from sightline.lens.statistics import STATISTICS, TOTAL
 from sightline.shapes import as_whole
 
 # What can be asked for by name beside the statistics of rows.
 OTHERS = ("received", "top", "picture")
 REDUCTIONS = ("mean", "max", "sum")
+# What can be said of a column.
+COLUMNS = ("sum", "max", "magnitude")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Top:
-    """The `n` strongest keys of every query.
+    """The `n` strongest keys of every query, by their weights or by another reading of the cells.
 
-    >>> Top(8)
-    Top(n=8)
+    Of a signed reading these are the largest by magnitude, with their sign.
+
+    >>> Top(8), Top(8, of="influence")
+    (Top(n=8), Top(n=8, of='influence'))
     """
 
     n: int = 8
+    of: str = "weights"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", _whole("n", self.n, at_least=1))
+        check_of(self.of)
+
+    def __repr__(self) -> str:
+        return f"Top(n={self.n})" if self.of == "weights" else f"Top(n={self.n}, of={self.of!r})"
+
+
+@dataclass(frozen=True)
+class Received:
+    """What every key received, of its weights or of another reading of the cells.
+
+    `reduce` is `"sum"` over queries, `"max"`, or `"magnitude"`, the sum without the signs. Of a signed reading the
+    maximum is the largest by magnitude, with its sign.
+
+    >>> Received(of="influence", reduce="magnitude")
+    Received(of='influence', reduce='magnitude')
+    """
+
+    of: str = "weights"
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        check_of(self.of)
+        if self.reduce not in COLUMNS:
+            raise InputError(
+                "unknown reduction", expected=f"one of {', '.join(COLUMNS)}", got=repr(self.reduce), hint='reduce="max"'
+            )
 
 
 @dataclass(frozen=True, init=False)
@@ -34,7 +66,8 @@ class Picture:
 
     `rows` and `columns` are slices, None for all. `reduce` says what a pixel shows of its cells:
     their mean, maximum or sum. Hidden cells count as weight 0; with `visible_only` a mean is taken over the visible
-    cells alone, and a pixel without any visible cell is NaN.
+    cells alone, and a pixel without any visible cell is NaN. `of` names the reading of the cells; of a signed one the
+    maximum is the largest by magnitude, with its sign.
 
     >>> Picture(256, 256, reduce="max").size
     (256, 256)
@@ -46,6 +79,7 @@ class Picture:
     columns: tuple[int, int | None] | None
     reduce: str
     visible_only: bool
+    of: str
 
     def __init__(
         self,
@@ -57,7 +91,9 @@ class Picture:
         cell: tuple[int, int] | None = None,
         reduce: str = "mean",
         visible_only: bool = False,
+        of: str = "weights",
     ) -> None:
+        check_of(of)
         if reduce not in REDUCTIONS:
             raise InputError(
                 "unknown reduction", expected=f"one of {', '.join(REDUCTIONS)}", got=repr(reduce), hint='reduce="max"'
@@ -81,9 +117,32 @@ class Picture:
         put(self, "columns", _pair("columns", columns))
         put(self, "reduce", reduce)
         put(self, "visible_only", bool(visible_only))
+        put(self, "of", of)
 
 
-Request: TypeAlias = str | Top | Picture
+Request: TypeAlias = str | Top | Picture | Received
+
+
+def of_what(request: object) -> str:
+    """Which reading of the cells a request is about.
+
+    >>> of_what("entropy"), of_what(Top(3, of="norms"))
+    ('weights', 'norms')
+    """
+    return getattr(request, "of", "weights")
+
+
+def simplest(request: Request) -> Request:
+    """The one form of requests that mean the same: weights and norms have no sign, so magnitudes are they themselves.
+
+    >>> simplest(Received()), simplest(Received(of="norms", reduce="magnitude"))
+    ('received', Received(of='norms', reduce='sum'))
+    """
+    if not isinstance(request, Received):
+        return request
+    if request.reduce == "magnitude" and request.of not in SIGNED:
+        request = Received(request.of)
+    return "received" if request == Received() else request
 
 
 def names() -> tuple[str, ...]:
@@ -101,23 +160,25 @@ def parse(stats: object) -> list[Request]:
     >>> parse(("entropy", "top"))
     ['entropy', Top(n=8)]
     """
-    if isinstance(stats, str | Top | Picture):
+    if isinstance(stats, str | Top | Picture | Received):
         stats = (stats,)
     if not isinstance(stats, tuple | list | set | frozenset):
         raise InputTypeError(
             "stats is a tuple of what to compute",
-            expected=f"names out of {', '.join(names())}, sl.Top(n), sl.Picture(…)",
+            expected=f"names out of {', '.join(names())}, sl.Top(n), sl.Picture(…), sl.Received(…)",
             got=type(stats).__name__,
             hint='stats=("entropy", "received")',
         )
     requests: list[Request] = []
     for stat in stats:
-        if isinstance(stat, Top | Picture) or (isinstance(stat, str) and (stat in STATISTICS or stat == "lse")):
+        if isinstance(stat, Top | Picture | Received):
+            requests.append(simplest(stat))
+        elif isinstance(stat, str) and (stat in STATISTICS or stat == "lse"):
             requests.append(stat)
         elif stat not in OTHERS:
             raise InputError(
                 "unknown statistic",
-                expected=f"one of {', '.join(names())}, sl.Top(n) or sl.Picture(…)",
+                expected=f"one of {', '.join(names())}, sl.Top(n), sl.Picture(…) or sl.Received(…)",
                 got=repr(stat),
                 hint='stats=("entropy", "received")',
             )

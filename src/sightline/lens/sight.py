@@ -15,23 +15,26 @@ from torch import Tensor
 from sightline.backends.tiles import Columns, scaled_rows, score_tile
 from sightline.errors import InputError, InputTypeError
 from sightline.lens import geometry, store
-from sightline.lens.facts import Facts
+from sightline.lens.asked import Answers
+from sightline.lens.between import Spans, spans_of
 from sightline.lens.html import sight_html
 from sightline.lens.job import Weighted
-from sightline.lens.plan import compute
-from sightline.lens.requests import OTHERS, Picture, Request, Top, parse
+from sightline.lens.readings import Reader, check_of
+from sightline.lens.requests import OTHERS, Picture, Received, Top
 from sightline.lens.select import check_selection, select, select_kept
+from sightline.lens.shares import share_of
 from sightline.lens.statistics import STATISTICS, TOTAL
 from sightline.lens.tiles.walk import see
 from sightline.memory import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from jaxtyping import Float, Int
 
-    from sightline.backends.call import Call
+    from sightline.backends.call import Call, MaskLike
     from sightline.lens.levels import Levels
+    from sightline.lens.readings import Extra
 
 
 class TopKeys(NamedTuple):
@@ -39,7 +42,7 @@ class TopKeys(NamedTuple):
 
     That is of the weights as they are computed: two keys that hold the same numbers may differ in the last bits of
     their weights, because a matrix product rounds its columns in different orders. Where a query sees fewer keys, the
-    key is -1 and its weight 0.
+    key is -1 and its weight 0. Of another reading (`sight.top(n, of="influence")`) `weights` holds that reading.
 
     >>> import sightline as sl
     >>> q = torch.eye(3)
@@ -53,7 +56,7 @@ class TopKeys(NamedTuple):
     weights: Float[Tensor, "*batch heads queries n"]
 
 
-class Sight(Facts):
+class Sight(Answers):
     """What an attention call attended to: any statistic, any tile, any picture of its map, computed when asked for.
 
     Made by `sl.observe` and `sl.look`. It is a photograph: if q, k, the mask or the bias are changed in place
@@ -133,17 +136,25 @@ class Sight(Facts):
         return self._shaped(torch.where(self.row == -torch.inf, 0.0, 1 - self._sink()))
 
     def received(
-        self, weights: Float[Tensor, "*batch heads queries"] | None = None
+        self,
+        weights: Float[Tensor, "*batch heads queries"] | None = None,
+        of: str = "weights",
+        reduce: str = "sum",
     ) -> Float[Tensor, "*batch heads keys"]:
         """How much each key received: the sum over queries, each times its weight. With weights r this is r.A.
+
+        `of` names the reading of the cells (`"weights"`, `"norms"`, `"influence"`, `"pull"`). `reduce` is `"sum"`,
+        `"max"`, or `"magnitude"`, the sum without signs; the maximum of a signed reading is the largest by magnitude,
+        with its sign.
 
         >>> import sightline as sl
         >>> q = torch.randn(5, 8)
         >>> sl.look(q, q).received().sum().round()
         tensor(5.)
         """
+        wanted_of_keys = Received(of, reduce)
         if weights is None:
-            return self._shaped(self.value("received"))
+            return self._shaped(self.value(wanted_of_keys))
         s = self.call.sizes
         wanted = self.shape[:-1]
         if not isinstance(weights, Tensor) or not weights.is_floating_point():
@@ -162,30 +173,34 @@ class Sight(Facts):
                 got=tuple(weights.shape),
                 hint="weights of [*batch, heads, queries]",
             ) from None
-        request = Weighted(full.reshape(*s.batch, s.heads, s.queries))
+        request = Weighted(full.reshape(*s.batch, s.heads, s.queries), of, reduce)
         return self._shaped(self.compute([request])[request])
 
-    def top(self, n: int = 8) -> TopKeys:
-        """The `n` strongest keys of every query, strongest first.
+    def top(self, n: int = 8, of: str = "weights") -> TopKeys:
+        """The `n` strongest keys of every query, strongest first; of a signed reading by magnitude, with their sign.
 
         >>> import sightline as sl
         >>> sl.look(torch.randn(4, 8), torch.randn(6, 8)).top(3).weights.shape
         torch.Size([4, 3])
         """
-        keys, weights = self.value(Top(n))
+        keys, weights = self.value(Top(n, of))
         return TopKeys(self._shaped(keys), self._shaped(weights))
 
-    def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
-        """The exact weights of any rectangle of the map.
+    def tile(
+        self, rows: slice | int, columns: slice | int, of: str = "weights"
+    ) -> Float[Tensor, "*batch heads rows columns"]:
+        """The exact weights of any rectangle of the map, or another reading of its cells.
 
         >>> import sightline as sl
         >>> sl.look(torch.randn(9, 8), torch.randn(9, 8)).tile(slice(2, 5), slice(0, 9)).sum(-1).round()
         tensor([1., 1., 1.])
         """
         call, band, span = self._rectangle("tile", rows, columns)
+        self._know(check_of(of))
         with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
             q_rows = scaled_rows(call, band)
-            return self._shaped(see(self._levels, q_rows, band, Columns(span, call.mask is not None)).weights)
+            seen = see(self._levels, q_rows, band, Columns(span, call.mask is not None))
+            return self._shaped(Reader(call, self.extra).tile(of, seen))
 
     def scores(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
         """The scores of any rectangle of the map, after soft-cap, bias and mask: -inf where a cell is hidden.
@@ -207,13 +222,15 @@ class Sight(Facts):
         cell: tuple[int, int] | None = None,
         reduce: str = "mean",
         visible_only: bool = False,
+        of: str = "weights",
     ) -> Float[Tensor, "*batch heads height width"]:
         """A picture of any rectangle of the map, at any resolution; it costs only that rectangle.
 
         With a `size`, pixel `i` covers cells floor(i n / size) to floor((i + 1) n / size); where there are fewer
         cells than pixels, cells are repeated. With `cell=(a, b)` a pixel covers exactly a x b cells, the last
         one what is left. `reduce` is `"mean"`, `"max"` or `"sum"`. Hidden cells count as 0; with `visible_only`
-        means are over visible cells alone, and pixels without any are NaN.
+        means are over visible cells alone, and pixels without any are NaN. `of` names the reading of the cells; the
+        maximum of a signed one is the largest by magnitude, with its sign.
 
         >>> import sightline as sl
         >>> sl.look(torch.randn(100, 8), torch.randn(90, 8)).picture(size=(10, 9)).shape
@@ -225,8 +242,42 @@ class Sight(Facts):
             )
         s = self.call.sizes
         rows, columns = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
-        request = Picture(*size, rows=rows, columns=columns, cell=cell, reduce=reduce, visible_only=visible_only)
+        request = Picture(*size, rows=rows, columns=columns, cell=cell, reduce=reduce, visible_only=visible_only, of=of)
         return self._shaped(self.value(request))
+
+    def spans(
+        self,
+        keys: Mapping[str, Any],
+        queries: Mapping[str, Any] | None = None,
+        of: str = "weights",
+        reduce: str | None = None,
+    ) -> Spans:
+        """What named parts of the queries have of named parts of the keys: a table for every head, in one pass.
+
+        A span is a slice, a list of positions, or booleans, which may differ from example to example
+        (`[*batch, keys]`); no position may be in two. Without `queries` all are one, named `"all"`. `reduce` is
+        `"sum"`, or `"mean"` over the queries that see a key; if not given, the sum for influence and pull, the mean
+        for weights and norms. The last columns are `"rest"`, the keys in no span, and with sinks `"sink"`.
+
+        >>> import sightline as sl
+        >>> sight = sl.look(torch.zeros(4, 8), torch.zeros(4, 8), mask=sl.causal())
+        >>> sight.spans({"first": slice(0, 1)}, {"begin": slice(0, 2), "end": [2, 3]}).table
+        tensor([[0.7500, 0.2500],
+                [0.2917, 0.7083]])
+        """
+        return spans_of(self, keys, queries, of, reduce)
+
+    def share(self, mask: MaskLike) -> Float[Tensor, "*batch heads queries"]:
+        """How much of each row a rule would keep: the sum of the weights of those keys that `mask` allows.
+
+        It is of the weights as they are, not divided by the sum of the row: 1 less it is what a window, a block
+        pattern or an eviction would lose.
+
+        >>> import sightline as sl
+        >>> sl.look(torch.zeros(4, 8), torch.zeros(4, 8), mask=sl.causal()).share(sl.window(1))
+        tensor([1.0000, 1.0000, 0.6667, 0.5000])
+        """
+        return self._shaped(share_of(self, mask))
 
     def select(self, batch: int | None = None, heads: Sequence[int] | None = None) -> Sight:
         """The sight of one member of the batch, without batch axes, and of some heads, with whatever was computed.
@@ -242,46 +293,13 @@ class Sight(Facts):
         s = self.call.sizes
         member, chosen = check_selection(batch, heads, s.batch, s.heads)
         kept = select_kept(self._kept, len(s.batch), member, chosen)
-        return self._like(*select(self.call, self.row, member, chosen), kept)
+        extra = self._lasting().select(s.groups, member, chosen)
+        return self._like(*select(self.call, self.row, member, chosen), kept, extra)
 
-    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any]) -> Sight:
-        sight = Sight(call, row)
+    def _like(self, call: Call, row: Tensor, kept: dict[Any, Any], extra: Extra) -> Sight:
+        sight = Sight(call, row, extra=extra)
         sight._kept, sight._lacks = kept, self._lacks
         return sight
-
-    def prepare(self, *stats: Request) -> Sight:
-        """Compute several statistics in one pass, to be asked for later.
-
-        >>> import sightline as sl
-        >>> sight = sl.look(torch.randn(9, 8), torch.randn(9, 8)).prepare("entropy", "received", sl.Top(3))
-        """
-        missing: list[Request | Weighted] = []
-        for stat in parse(stats):
-            request = self._resolved(stat) if isinstance(stat, Picture) else stat
-            if request == "lse":
-                _ = self.lse  # known already, or an error
-            elif request not in self._kept and request not in missing:
-                missing.append(request)
-        if missing:
-            self._kept.update(self.compute(missing))
-        return self
-
-    def value(self, request: Request) -> Any:
-        """What was computed for a request, as `kept` holds it; computed now if it was not yet.
-
-        >>> import sightline as sl
-        >>> sl.look(torch.randn(5, 8), torch.randn(7, 8)).value("received").shape
-        torch.Size([1, 7])
-        """
-        request = self._resolved(request) if isinstance(request, Picture) else request
-        if request not in self._kept:
-            self._kept.update(self.compute([request]))
-        return self._kept[request]
-
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
-        """The values of some requests in one pass, kept nowhere."""
-        self._readable("this statistic")
-        return compute(self._levels, list(requests))
 
     def save(self, path: str | Path, keep_qk: bool = True) -> None:
         """Write the sight as a safetensors file: what was computed, and q and k unless `keep_qk=False`.
@@ -295,31 +313,13 @@ class Sight(Facts):
     def load(path: str | Path, device: torch.device | str = "cpu") -> Sight:
         """Read a sight written by `save` of this version or an earlier one, on any machine."""
         found = store.load(Path(path), torch.device(device))
-        sight = Sight(found.call, found.row, found.flat)
+        sight = Sight(found.call, found.row, found.flat, found.extra)
         sight._kept, sight._lacks = found.kept, found.lacks
         return sight
 
     def _repr_html_(self) -> str:
         """The maps of its heads, for a notebook."""
         return sight_html(self)
-
-    def _resolved(self, picture: Picture) -> Picture:
-        """The same picture with its rectangle spelled out, so that it is found again however it was asked for."""
-        if picture.rows is None and picture.columns is None:
-            return picture
-        s = self.call.sizes
-        spans: list[slice | None] = []
-        for name, pair, length in (("rows", picture.rows, s.queries), ("columns", picture.columns, s.keys)):
-            span = geometry.resolve(name, None if pair is None else slice(*pair), length)
-            spans.append(None if span == slice(0, length) else span)
-        return Picture(
-            *(picture.size or (512, 512)),
-            cell=picture.cell,
-            rows=spans[0],
-            columns=spans[1],
-            reduce=picture.reduce,
-            visible_only=picture.visible_only,
-        )
 
     def _rectangle(self, what: str, rows: slice | int, columns: slice | int) -> tuple[Call, slice, slice]:
         """The call, to be read, and a rectangle of its map, which fits into memory cell by cell."""
@@ -333,14 +333,3 @@ class Sight(Facts):
             "a smaller rectangle, or picture() for an overview",
         )
         return call, band, span
-
-    def _readable(self, what: str) -> Call:
-        if self.call.q is None:
-            raise InputError(
-                f"{what} needs q and k, which were not kept",
-                expected="a sight with q and k",
-                got="one without" if self._lacks is None else f"one without, from a file of {self._lacks}",
-                hint="save with keep_qk=True, or prepare(…) it before saving",
-            )
-        self._unchanged.check()
-        return self.call

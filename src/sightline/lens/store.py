@@ -35,6 +35,7 @@ from sightline.lens.described import (
     whole,
 )
 from sightline.lens.levels import without_sink
+from sightline.lens.readings import Extra
 from sightline.lens.requests import Top
 from sightline.lens.tensor_file import FLOATS, TensorFile, short, write_tensors
 from sightline.shapes import Sizes
@@ -60,6 +61,7 @@ class Loaded(NamedTuple):
     row: Tensor
     flat: bool
     kept: dict[Any, Any]
+    extra: Extra
     lacks: str | None  # what newer files hold and this one does not
 
 
@@ -167,7 +169,7 @@ def _read(file: TensorFile, path: Path) -> Loaded:
         row = without_sink(sinks, row)
     kept = _kept(about["kept"], file, sizes, row.dtype)
     file.check_all_taken()
-    return Loaded(call, row, flat, kept, lacking(format))
+    return Loaded(call, row, flat, kept, Extra(), lacking(format))
 
 
 def _sizes(said: Any, file: TensorFile) -> Sizes:

@@ -8,7 +8,7 @@ those. What passes by the count (`.data`, memory that numpy shares) cannot be no
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -29,9 +29,24 @@ class Unchanged:
         tensors += [("the mask", part) for part in tensors_of(call.mask)]
         self._then = [(name, x, count(x)) for name, x in tensors if isinstance(x, Tensor)]
 
-    def check(self) -> None:
-        """Raise if any tensor was changed since."""
-        changed = dict.fromkeys(name for name, tensor, then in self._then if count(tensor) != then)
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Unchanged:
+        """Of some tensors, by the names that an error calls them."""
+        found = cls.__new__(cls)
+        found._then = [(name, x, count(x)) for name, x in tensors.items()]
+        return found
+
+    def also(self, name: str, tensor: Tensor) -> None:
+        """Watch one more."""
+        self._then.append((name, tensor, count(tensor)))
+
+    def changed(self) -> dict[str, None]:
+        """The names of what was changed since."""
+        return dict.fromkeys(name for name, tensor, then in self._then if count(tensor) != then)
+
+    def check(self, names: Container[str] | None = None) -> None:
+        """Raise if any tensor was changed since, or any of some."""
+        changed = [name for name in self.changed() if names is None or name in names]
         if changed:
             raise InputError(
                 f"{' and '.join(changed)} {'was' if len(changed) == 1 else 'were'} changed after the call",

@@ -31,6 +31,8 @@ def watch(
     folder: str | PathLike | None = None,
     compact: bool = False,
     fused: bool | None = None,
+    influence: bool = False,
+    keep_output: bool = False,
 ) -> AbstractContextManager[Seen]:
     """Look into any PyTorch model while it runs: `with sl.watch(model) as seen: model(...)`.
 
@@ -59,6 +61,11 @@ def watch(
             queries x keys: SDPA under a mask that is more than causal (padding, a window), and eager attention. Memory
             is then linear in the context; outputs are equal up to rounding, and dropout draws other numbers.
         fused: the former name of `compact`.
+        influence: have the heads' outputs in the graph, so that `seen.backward(y)`, or the model's own backward pass,
+            tells what mattered for y. The model runs with gradients, frozen or not. With `keep_qk` v and g are kept
+            too, so that tiles, pictures and strongest edges of it are exact; without, rows and head totals, and what
+            `stats` names (`sl.Top(8, of="influence")`), are computed when the gradient arrives.
+        keep_output: keep what the heads gave, for `seen.mean_output()` and for patching.
 
     Leaving the block warns if no attention was seen, or some was not: `seen.unseen` says which, and why. Only
     the thread that opened the block is watched.
@@ -100,6 +107,8 @@ def watch(
         None if folder is None else Path(folder),
         Reader(tokenizer),
         compact,
+        influence,
+        keep_output,
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sightline.lens.kept import KeptSight
     from sightline.watching.read.portraits import Portraits
+    from sightline.watching.record.influence import Influence
     from sightline.watching.tokens import Reader
 
 
@@ -56,8 +57,15 @@ class Seen:
     ((1, 2, 5, 5), torch.Size([1, 2, 5]))
     """
 
-    def __init__(self, meta: dict[str, Any], reader: Reader | None = None, complete: bool = True) -> None:
+    def __init__(
+        self,
+        meta: dict[str, Any],
+        reader: Reader | None = None,
+        complete: bool = True,
+        influence: Influence | None = None,
+    ) -> None:
         self.meta = meta
+        self._influence = influence
         self.complete = complete
         self._layers: dict[str, LayerLike] = {}
         self._reader = reader
@@ -160,6 +168,32 @@ class Seen:
     @memory_tokens.setter
     def memory_tokens(self, tokens: list[list[str]] | None) -> None:
         self._memory_tokens = _checked("memory_tokens", tokens)
+
+    def backward(self, y: Float[Tensor, "*batch"], add: bool = False) -> None:
+        """Take in what mattered for y: its gradient at the output of every head, where it stops.
+
+        y is a scalar or one number per example, made of what the model gave (`sl.targets`). No `.grad` of the model
+        changes, and its parameters may be frozen. Afterwards `seen[layer].influence` is there, and with `keep_qk` all
+        that is asked `of="influence"` or `"pull"`. A second call takes the place of the first, or with `add` is added
+        to it. The model's own `y.backward()` inside the block does the same and fills `.grad` as always.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval().requires_grad_(False)
+        >>> x = torch.randn(1, 5, 16)
+        >>> with watch(layer, influence=True) as seen:
+        ...     seen.backward(layer(x, x, x)[0][:, -1, 0])
+        >>> seen[0].influence.shape
+        torch.Size([1, 2, 5])
+        """
+        if self._influence is None:
+            raise InputError(
+                "this run was not watched for its influence",
+                expected="influence=True, and the run in this process",
+                got="a run without",
+                hint="sl.watch(model, influence=True)",
+            )
+        self._influence.backward(y, bool(add))
 
     def portraits(self, model: Any = None) -> Portraits:
         """What each head does, in numbers: one record for every head of every layer.

@@ -20,6 +20,8 @@ from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
+from sightline.watching.intercept.heads import check_gradients
+from sightline.watching.intercept.heads import compiled as compiled_graph
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
@@ -27,6 +29,7 @@ from sightline.watching.record.about import about
 from sightline.watching.record.account import Wanted, account, cells_for
 from sightline.watching.record.batches import Waiting, aside
 from sightline.watching.record.chosen_keys import repeats
+from sightline.watching.record.deeper import Deeper
 from sightline.watching.record.folder import Writer
 from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
@@ -55,12 +58,16 @@ class Watcher(Following):
         folder: Path | None,
         reader: Reader,
         compact: bool,
+        influence: bool = False,
+        keep_output: bool = False,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
         self.keep, self.compact, self.reader = keep, compact, reader
         self.names = names
+        self.deeper = Deeper(wanted, names, keep, influence, keep_output)
+        self.deep, self.influence = self.deeper.on, self.deeper.influence
         self.encoder, self.decoder = hf.halves(inner(model))
-        self.seen = Seen(meta=about(model), reader=reader)
+        self.seen = Seen(meta=about(model), reader=reader, influence=self.influence)
         self.thread = threading.get_ident()
         self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
         self.ship, self.tables = Shipper(), Tables()
@@ -98,6 +105,8 @@ class Watcher(Following):
             every = list(base.modules())
             regions = compiled.find(every if base is self.model else list(self.model.modules()))
             stack.enter_context(compiled.standing_in(regions))
+            if regions and self.influence is not None:
+                raise compiled_graph(self.names[id(regions[0].module)])
             inside = {id(part) for region in regions for part in region.parts()}
             self.hook(stack, [module for module in every if id(module) not in inside])
             scripted.listen(stack, every, self._scripted)
@@ -111,6 +120,7 @@ class Watcher(Following):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._settle()
+        self.deeper.settle()
         self.gather.flush()
         self._let_go(self.layers)
         self.stack.close()
@@ -162,9 +172,10 @@ class Watcher(Following):
         root = inner(self.model)
         plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
         self.hookless |= {self.names[part] for part in plain}
-        for module in modules:
-            if id(module) in plain or scripted.is_scripted(module):
-                continue
+        open_to_hooks = [one for one in modules if id(one) not in plain and not scripted.is_scripted(one)]
+        if self.deeper.norms is not None:
+            self.deeper.norms.hook(stack, open_to_hooks)
+        for module in open_to_hooks:
             if module is root or module._modules:
                 stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
@@ -172,6 +183,8 @@ class Watcher(Following):
     def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if threading.get_ident() != self.thread:
             return
+        if not self.depth and self.influence is not None:
+            check_gradients()
         self.depth += 1
         if self.depth == 1:
             self._begins()
@@ -188,6 +201,7 @@ class Watcher(Following):
             if not self.depth:
                 self.listening.ends(self.seen)
                 self._settle()
+                self.deeper.settle()
 
     def _scripted(self, module: nn.Module) -> None:
         if threading.get_ident() == self.thread:
@@ -258,19 +272,24 @@ class Watcher(Following):
                 stacklevel=2,
             )
         self.gather.forget()
+        self.deeper.restart()
         self.seen._layers.clear()
         self._follow_anew()
         self.seen.meta["runs"] += 1
         self.ends.clear()
         self.reader.restart()
 
-    def goes_on(self, name: str, q: Tensor, k: Tensor, row: Tensor, scale: float | None) -> bool:
+    def goes_on(self, name: str, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it, if it is."""
-        return self.gather.goes_on(name, q, k, row, scale)
+        if not self.gather.goes_on(name, q, k, row, scale):
+            return False
+        if self.deep and isinstance(layer := self.seen._layers.get(name), Layer):
+            self.deeper.step(layer.parts[-1], v, q.shape[1], k.shape[1])
+        return True
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """The account of one call becomes a part of its layer."""
-        call, row, first_query, first_key = looked
+        call, row, first_query, first_key, _ = looked
         s = call.sizes
         end_key = first_key + s.keys
         full = self.note(name, first_query, end_key)
@@ -284,6 +303,8 @@ class Watcher(Following):
         assert isinstance(layer, Layer)
         with active.quiet(), aside():
             if self.gather.step(layer, call, row, first_query, first_key):
+                if looked.heads is not None:
+                    self.deeper.step(layer.parts[-1], looked.heads.v, s.heads, s.kv_heads)
                 return
             if layer.heads is not None:
                 call, row = select(call, row, heads=layer.heads)
@@ -292,6 +313,8 @@ class Watcher(Following):
             place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
             part = Part(call, rows, first_key, end_key, cell, None, self.passes)
             self._account(layer, part, looked, call, row, place)
+        if self.deep:
+            self.deeper.take(layer, part, looked, call, row)
         if self.writer is not None and len(layer.parts) == 1:
             self.writer.add(layer)
 

@@ -135,14 +135,17 @@ def _key(statistic: Statistic, part: str) -> str:
 
 
 class Received(Accumulator):
-    """Per key: the sum over queries, each with its weight if there are any."""
+    """Per key: the sum over queries, each with its weight if there are any; or the sum of what has lost its sign."""
 
-    def __init__(self, call: Call, weights: Tensor | None) -> None:
+    def __init__(self, call: Call, weights: Tensor | None, magnitude: bool = False) -> None:
         s = call.sizes
-        self.by_query = weights
+        self.by_query = weights if weights is None or not magnitude else weights.abs()
+        self.magnitude = magnitude
         self.total = torch.zeros(*s.batch, s.heads, s.keys, dtype=call.compute_dtype, device=call.device)
 
     def add(self, tile: Seen) -> None:
+        if self.magnitude:
+            tile = tile._replace(weights=tile.weights.abs())
         if self.by_query is None:
             self.total[..., tile.columns] += tile.weights.sum(-2)
         else:
@@ -152,47 +155,86 @@ class Received(Accumulator):
         return self.total
 
 
-class Strongest(Accumulator):
-    """Per row: the n largest weights and their keys; of equal weights the lower key comes first."""
+class Largest(Accumulator):
+    """Per key: the largest cell over queries, each with its weight if there are any; by magnitude, the sign kept.
 
-    def __init__(self, call: Call, n: int) -> None:
+    Cells that are hidden count as 0, so what is above and what is below 0 is gathered apart.
+    """
+
+    def __init__(self, call: Call, weights: Tensor | None) -> None:
         s = call.sizes
-        self.n = n
+        self.by_query = weights
+        self.above = torch.zeros(*s.batch, s.heads, s.keys, dtype=call.compute_dtype, device=call.device)
+        self.below = torch.zeros_like(self.above)
+
+    def add(self, tile: Seen) -> None:
+        cells = tile.weights
+        if self.by_query is not None:
+            cells = cells * self.by_query[..., tile.rows, None]
+        above, below = self.above[..., tile.columns], self.below[..., tile.columns]
+        torch.maximum(above, cells.amax(-2), out=above)
+        torch.minimum(below, cells.amin(-2), out=below)
+
+    def result(self) -> Tensor:
+        return larger(self.above, self.below)
+
+
+def larger(above: Tensor, below: Tensor) -> Tensor:
+    """Of a number above 0 and one below the one that is further from it; of equal ones that above."""
+    return torch.where(above >= -below, above, below)
+
+
+class Strongest(Accumulator):
+    """Per row: the n largest weights and their keys; of equal weights the lower key comes first.
+
+    Those of signed cells are the largest by magnitude.
+    """
+
+    def __init__(self, call: Call, n: int, signed: bool = False) -> None:
+        s = call.sizes
+        self.n, self.signed = n, signed
         shape = (*s.batch, s.heads, s.queries, n)
         self.weights = torch.full(shape, -1.0, dtype=call.compute_dtype, device=call.device)
         self.keys = torch.full(shape, -1, dtype=torch.int64, device=call.device)
+        self.cells = torch.zeros_like(self.weights) if signed else None  # with their signs
 
     def add(self, tile: Seen) -> None:
-        weights = tile.weights if tile.visible is None else tile.weights.masked_fill(~tile.visible, -1.0)
+        cells, weights = tile.weights, tile.weights.abs() if self.signed else tile.weights
+        weights = weights if tile.visible is None else weights.masked_fill(~tile.visible, -1.0)
         mine, keys = self.weights[..., tile.rows, :], self.keys[..., tile.rows, :]
         n = min(self.n, weights.shape[-1])
         values, places = weights.topk(n, -1)
         if n < weights.shape[-1] and bool((weights >= values[..., -1:]).sum(-1).gt(n).any()):
             # More equal weights than places: topk does not say which it takes, a stable sort does.
             values, places = (t[..., :n] for t in weights.sort(dim=-1, descending=True, stable=True))
-        places, order = places.sort(-1)
-        values = values.gather(-1, order)
+        places, by_place = places.sort(-1)
+        values = values.gather(-1, by_place)
         # What was found before has lower keys and stands first, so a stable sort keeps the order among equals.
         all_values = torch.cat([mine, values], -1)
         all_keys = torch.cat([keys, places + tile.columns.start], -1)
         best, order = all_values.sort(dim=-1, descending=True, stable=True)
         self.weights[..., tile.rows, :] = best[..., : self.n]
         self.keys[..., tile.rows, :] = all_keys.gather(-1, order)[..., : self.n]
+        if self.cells is not None:
+            signed = torch.cat([self.cells[..., tile.rows, :], cells.gather(-1, places)], -1)
+            self.cells[..., tile.rows, :] = signed.gather(-1, order)[..., : self.n]
 
     def result(self) -> tuple[Tensor, Tensor]:
         absent = self.weights < 0
-        return self.keys.masked_fill(absent, -1), self.weights.masked_fill(absent, 0.0)
+        found = self.weights if self.cells is None else self.cells
+        return self.keys.masked_fill(absent, -1), found.masked_fill(absent, 0.0)
 
 
 class Pixels(Accumulator):
-    """The sums or maxima of the cells of every pixel."""
+    """The sums or maxima of the cells of every pixel; the maxima of signed cells are by magnitude."""
 
-    def __init__(self, call: Call, vertical: Axis, horizontal: Axis, largest: bool) -> None:
+    def __init__(self, call: Call, vertical: Axis, horizontal: Axis, largest: bool, signed: bool = False) -> None:
         s = call.sizes
         self.vertical, self.horizontal, self.largest = vertical, horizontal, largest
         self.grid = torch.zeros(
             *s.batch, s.heads, vertical.bins, horizontal.bins, dtype=call.compute_dtype, device=call.device
         )
+        self.below = torch.zeros_like(self.grid) if largest and signed else None  # the largest of what is below 0
 
     def add(self, tile: Seen) -> None:
         rows, columns = _overlap(tile.rows, self.vertical), _overlap(tile.columns, self.horizontal)
@@ -205,16 +247,21 @@ class Pixels(Accumulator):
                 rows.start - tile.rows.start : rows.stop - tile.rows.start,
                 columns.start - tile.columns.start : columns.stop - tile.columns.start,
             ]
+        self._put(self.grid, weights, rows, columns)
+        if self.below is not None:
+            self._put(self.below, weights.neg(), rows, columns)
+
+    def _put(self, grid: Tensor, weights: Tensor, rows: slice, columns: slice) -> None:
         top, weights = pool(weights, -2, rows, self.vertical, self.largest)
         left, weights = pool(weights, -1, columns, self.horizontal, self.largest)
-        part = self.grid[..., top : top + weights.shape[-2], left : left + weights.shape[-1]]
+        part = grid[..., top : top + weights.shape[-2], left : left + weights.shape[-1]]
         if self.largest:
             torch.maximum(part, weights, out=part)
         else:
             part += weights
 
     def result(self) -> Tensor:
-        return self.grid
+        return self.grid if self.below is None else larger(self.grid, -self.below)
 
 
 def _overlap(span: slice, axis: Axis) -> slice | None:

@@ -52,6 +52,8 @@ def walk(
         if columns == slice(0, s.keys) and levels.any(band):
             # By the same tiles: a matrix product rounds by its shape.
             levels.put(band, levels.measure(q_rows, band, tiles))
+        for accumulator in accumulators:
+            accumulator.band(band)
         for tile in tiles:
             seen = see(levels, q_rows, band, tile)
             for accumulator in accumulators:

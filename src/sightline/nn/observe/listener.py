@@ -60,17 +60,17 @@ def is_trained(module: nn.Module) -> bool:
     """
     if torch._C._current_graph_task_id() != -1:
         return False
-    return torch.is_grad_enabled() or (module.training and _in_checkpoint("forward"))
+    return torch.is_grad_enabled() or (module.training and in_checkpoint("forward"))
 
 
 def is_for_gradients() -> bool:
     """The same for whoever hears every thread: a layer in a reentrant checkpoint when it runs for its gradients."""
     if not torch.is_grad_enabled():
         return False
-    return torch._C._current_graph_task_id() == -1 or _in_checkpoint("backward")
+    return torch._C._current_graph_task_id() == -1 or in_checkpoint("backward")
 
 
-def _in_checkpoint(name: str) -> bool:
+def in_checkpoint(name: str) -> bool:
     """Whether this method of torch's reentrant checkpoint is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

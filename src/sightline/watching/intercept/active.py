@@ -219,6 +219,8 @@ def _has_torch_function(args: Any) -> bool:
     found = bool(Blind.ask(args))
     if not found or sys._getframe(1).f_globals.get("__name__") not in _ASKING:
         return found
+    if any(getattr(watcher, "influence", None) is not None for watcher in watches()):
+        return True  # gradients are wanted, which the operator of the fast path does not have
     with without_modes():
         return bool(Blind.ask(args))
 

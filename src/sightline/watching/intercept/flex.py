@@ -16,6 +16,7 @@ from sightline.errors import InputError
 from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.masks.functions import ModMask, read_score_mod
 from sightline.watching.intercept import active
+from sightline.watching.intercept.heads import Heads, check, heads_first
 from sightline.watching.intercept.torch_calls import look, position
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if not who.wanting:
         who.note(first, k.shape[-2])
         return _run(func, args, kwargs, q.is_cuda)
+    check(who, 0.0)
     cap, bias = None, None
     mod = given["score_mod"]
     if mod is not None and getattr(mod, "__name__", "") != "_identity":
@@ -56,7 +58,8 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
                 hint="leave it out: sl.watch(model, layers=lambda name: …)",
             ) from error
     out = _run(func, args, kwargs, q.is_cuda)
-    who.record(look(q, k, v, mask, bias, given["scale"], first, softcap=cap))
+    heads = Heads(out[0], v, heads_first) if who.deep else None
+    who.record(look(q, k, v, mask, bias, given["scale"], first, heads=heads, softcap=cap))
     return out
 
 

@@ -49,6 +49,16 @@ class Audience:
         return all(getattr(watcher, "lenient", False) for watcher, _ in self.wanting)
 
     @property
+    def deep(self) -> bool:
+        """Whether one of them wants to know what the heads gave."""
+        return any(getattr(watcher, "deep", False) for watcher, _ in self.wanting)
+
+    @property
+    def influence(self) -> bool:
+        """Whether one of them waits for gradients."""
+        return any(getattr(watcher, "influence", None) is not None for watcher, _ in self.wanting)
+
+    @property
     def tables(self) -> Tables:
         return self.hearing[0][0].tables
 
@@ -65,17 +75,35 @@ class Audience:
         for watcher, name in self.wanting:
             watcher.seen._unseen[name] = why
 
-    def goes_on(self, q: Tensor, k: Tensor, lse: Tensor | None, scale: float | None) -> bool:
+    def goes_on(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it: then there is nothing to find out."""
         if lse is None or len(self.hearing) != 1 or not self.wanting:
             return False
         watcher, name = self.wanting[0]
-        return watcher.goes_on(name, q, k, lse, scale)
+        return watcher.goes_on(name, q, k, v, lse, scale)
 
     def record(self, looked: Any) -> None:
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
         for watcher, name in self.wanting:
             watcher.record(self.module, name, looked)
+
+
+class Again(Audience):
+    """The same for a call that a reentrant checkpoint makes again: it was counted, and brings its gradient."""
+
+    def note(self, first_query: int, end_key: int) -> None:
+        pass
+
+    def miss(self, why: str, first_query: int, end_key: int) -> None:
+        pass
+
+    def goes_on(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, scale: float | None) -> bool:
+        return False
+
+    def record(self, looked: Any) -> None:
+        for watcher, name in self.wanting:
+            if watcher.influence is not None:
+                watcher.influence.again(name, looked)
 
 
 def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
@@ -85,7 +113,10 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     except with `again`.
     """
     watches = active.watches()
-    if not watches or (torch._C._current_graph_task_id() != -1 and not again):
+    if not watches:
+        return None
+    once_more = torch._C._current_graph_task_id() != -1 and not again
+    if once_more and not (watches := [watcher for watcher in watches if _recomputes(watcher)]):
         return None
     module = module or active.known_module()
     if module is None:
@@ -98,7 +129,12 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if func is torch._transformer_encoder_layer_fwd:
         module = fast_path.attends_by(module)
     hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
-    return Audience(module, hearing) if hearing else None
+    return (Again if once_more else Audience)(module, hearing) if hearing else None
+
+
+def _recomputes(watcher: Watcher) -> bool:
+    influence = getattr(watcher, "influence", None)
+    return influence is not None and influence.recomputes
 
 
 class WatchMode(Listener):
@@ -129,6 +165,9 @@ class WatchMode(Listener):
         if idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
+        if func is torch.Tensor.backward and any(map(_recomputes, active.watches())):
+            with self:  # off in here, as in any call: but layers will run again, and be heard
+                return torch.autograd.backward(*args, *(kwargs.pop("gradient", None),) * (len(args) < 2), **kwargs)
         handler = self.handlers.get(func)
         if handler is None:
             follow = FOLLOW.get(func)
@@ -164,7 +203,7 @@ class WatchMode(Listener):
 
 def _care(func: Any) -> str:
     """What has to be looked at in a call of a function, found out once for each."""
-    if func in WatchMode.handlers or func in _COPIES or _writes(func):
+    if func in WatchMode.handlers or func in _COPIES or func is torch.Tensor.backward or _writes(func):
         care = ALL
     else:
         follow = FOLLOW.get(func)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call
+    from sightline.watching.intercept.heads import Heads
 
 
 class Looked(NamedTuple):
@@ -17,3 +18,4 @@ class Looked(NamedTuple):
     row: Tensor
     first_query: int  # its position among all keys; -1 for cross-attention
     first_key: int
+    heads: Heads | None = None  # what they gave, where somebody wants it

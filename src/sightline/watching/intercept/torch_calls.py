@@ -18,6 +18,7 @@ from sightline.lens.rows import output_and_rows, rows_only
 from sightline.masks import Mask, as_mask, causal
 from sightline.portable import one_batch_axis
 from sightline.watching.intercept import active
+from sightline.watching.intercept.heads import Heads, before_projection, check, heads_first
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.lse_capture import Catch
 from sightline.watching.intercept.transformers_masks import LazyMask
@@ -58,11 +59,13 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         who.note(position(who, queries, keys, flag if table is None else None, first), end)
         with active.quiet():
             return func(**given)
+    check(who, given.get("dropout_p", 0.0))
     with active.quiet(), Catch() as caught:
         out = func(**given)
+    heads = Heads(out, v, heads_first) if who.deep else None
     k = active.one_for_all_groups(k)
     plain = table is None and span is None and not flag and queries == 1
-    if plain and who.goes_on(q, k, caught.lse, given.get("scale")):
+    if plain and who.goes_on(q, k, v, caught.lse, given.get("scale")):
         return out
     if span is not None and span.keys < keys:
         # A static cache is longer than what it holds.
@@ -79,7 +82,7 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if flag:
         mask = causal("end" if queries == keys else "start")
     first = position(who, queries, keys, said, first)
-    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, row=lse, sees=sees))
+    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, lse, sees, heads))
     return out
 
 
@@ -115,13 +118,15 @@ def compact(
         k, v = k[..., : span.keys, :], v[..., : span.keys, :]
         if "bias" in more:
             more["bias"] = more["bias"][..., : span.keys]
+    if who is not None:
+        check(who, dropout)
     with active.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, mask=rule, scale=scale, dropout=dropout, **more)
         out, row = output_and_rows(call, "auto")
     if who is None:
         return out
     first_query = position(who, q.shape[-2], k.shape[-2], None if mask is not None else False, first)
-    who.record(_looked(call, row, first_query, first_key))
+    who.record(_looked(call, row, first_query, first_key, Heads(out, v, heads_first) if who.deep else None))
     return out
 
 
@@ -137,10 +142,11 @@ def own(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         with active.quiet(compiled=q.is_cuda):
             return func(*args, **kwargs)
     options = {name: value for name, value in kwargs.items() if name not in ("q", "k", "v", "backend")}
+    check(who, options.get("dropout", 0.0))
     with active.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, **options)
         out, row = output_and_rows(call, kwargs.get("backend", "auto"))
-    who.record(_looked(call, row, first_query, 0))
+    who.record(_looked(call, row, first_query, 0, Heads(out, v, heads_first) if who.deep else None))
     return out[0] if q.dim() == 2 else out
 
 
@@ -158,9 +164,11 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         who.note(0 if own_sequence else -1, keys)
         with active.quiet():
             return func(*args, **kwargs)
+    check(who, given["dropout_p"] if given.get("training", True) else 0.0)
+    taken: list[Heads] = []
     with active.quiet():
         with Catch() as caught:
-            out = func(*args, **kwargs)
+            out = (before_projection(func, who.name, taken) if who.deep else func)(*args, **kwargs)
         if caught.lse is None:
             plain = given | {"need_weights": False, "training": False, "dropout_p": 0.0}
             with torch.no_grad(), Catch() as caught:
@@ -177,7 +185,8 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     first = 0 if own_sequence and queries == keys else -1
     # The fused kernels have their own names for a scale that was not given; 1 / sqrt(dim) of the true head.
     width = given["embed_dim_to_check"] // given["num_heads"]
-    who.record(look(q, k, used["value"], mask, bias, 1 / math.sqrt(width), first, row=caught.lse, sees=sees))
+    heads = taken[0]._replace(v=used["value"]) if taken else None
+    who.record(look(q, k, used["value"], mask, bias, 1 / math.sqrt(width), first, 0, caught.lse, sees, heads))
     return out
 
 
@@ -192,6 +201,7 @@ def look(
     first_key: int = 0,
     row: Tensor | None = None,
     sees: Tensor | None = None,
+    heads: Heads | None = None,
     **more: Any,
 ) -> Looked:
     """The account of a call whose output somebody else computed."""
@@ -208,10 +218,10 @@ def look(
         elif sees is not None:
             # Torch's kernels give a row that sees nothing an lse of their liking.
             row = row.masked_fill(~sees.expand(row.shape), -torch.inf)
-        return _looked(call, row, first_query, first_key)
+        return _looked(call, row, first_query, first_key, heads)
 
 
-def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked:
+def _looked(call: Call, row: Tensor, first_query: int, first_key: int, heads: Heads | None = None) -> Looked:
     """Four axes: [batch, heads, time, dim], whatever came."""
     s = call.sizes
     batch = (math.prod(s.batch),)
@@ -230,7 +240,7 @@ def _looked(call: Call, row: Tensor, first_query: int, first_key: int) -> Looked
         sinks=sinks,
         dropout=0.0,
     )
-    return Looked(call, row, first_query, first_key)
+    return Looked(call, row, first_query, first_key, heads)
 
 
 def _one_batch_axis(bias: BiasLike, batch: tuple[int, ...]) -> BiasLike:

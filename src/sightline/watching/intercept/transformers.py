@@ -25,6 +25,7 @@ from sightline.watching.intercept import active, traced, verify
 from sightline.watching.intercept.caller import running
 from sightline.watching.intercept.flex import read_block_mask
 from sightline.watching.intercept.function_mode import Audience, audience
+from sightline.watching.intercept.heads import Heads, check, time_first
 from sightline.watching.intercept.mask_tables import read
 from sightline.watching.intercept.torch_calls import compact, look, position
 from sightline.watching.intercept.transformers_masks import LazyMask, Span, read_span, read_used
@@ -168,6 +169,7 @@ class Attending:
         """The model's own function, and the account of what it must have done."""
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
         known = who.tables.rule(attention_mask, query, key) if lazy is None else lazy
+        check(who, kwargs.get("dropout", 0.0))
         with active.quiet(compiled=self._is_flex):
             given = attention_mask if lazy is None else lazy.written()
             result = self.function(module, query, key, value, given, *args, **kwargs)
@@ -205,7 +207,9 @@ class Attending:
             mask, more, is_causal = self._read(module, query, key, given, kwargs)
             bias = more if bias is None else bias if more is None else bias + more
             first, first_key = position(who, query.shape[-2], key.shape[-2], is_causal, None), 0
-        looked = look(query, k, v, mask, bias, kwargs.get("scaling"), first, first_key, **options)
+        out = result[0] if isinstance(result, tuple) else result
+        heads = Heads(out, v, time_first) if who.deep else None
+        looked = look(query, k, v, mask, bias, kwargs.get("scaling"), first, first_key, heads=heads, **options)
         why, trusted = None, verify.is_known(self.function)
         if (not trusted or self.name == "eager") and verify.is_due(who, trusted):
             again = partial(self.function, module, query, key, value, given, *args, **kwargs)

@@ -54,6 +54,7 @@ class Wanted:
     shares: bool = False
     tops: list[Top] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
+    readings: list[Any] = field(default_factory=list)  # of cells, other than their weights
 
 
 def read_stats(stats: Any) -> Wanted:
@@ -79,7 +80,9 @@ def read_stats(stats: Any) -> Wanted:
             wanted.overview += (reduce,)
     wanted.shares = "shares" in stats
     for request in parse([stat for stat in stats if stat not in OWN]):
-        if isinstance(request, Top):
+        if getattr(request, "of", "weights") != "weights":
+            wanted.readings.append(request)
+        elif isinstance(request, Top):
             wanted.tops.append(request)
         elif isinstance(request, Picture):
             wanted.pictures.append(request)

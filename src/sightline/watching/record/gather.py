@@ -67,6 +67,10 @@ class Gather:
             return False
         return is_plain(call) and fits(call, device) and may_wait(call.mask)
 
+    @property
+    def takes_steps(self) -> bool:
+        return self.on and not self.watcher.deeper.apart
+
     def add(self, waiting: Waiting) -> None:
         with self.lock:
             self.calls.append(waiting)
@@ -81,7 +85,7 @@ class Gather:
         end_key = first_key + s.keys
         block = self.blocks.get(layer.name)
         found = None
-        if self.on and s.queries == 1 and layer.parts and layer.kind == "self" and first_query == end_key - 1:
+        if self.takes_steps and s.queries == 1 and layer.parts and layer.kind == "self" and first_query == end_key - 1:
             found = self._sees(call)
         if found is None:
             if block is not None:
@@ -112,7 +116,7 @@ class Gather:
         Most steps are like that, and what is asked of every call takes longer than the step.
         """
         block, watcher = self.blocks.get(name), self.watcher
-        if block is None or not self.on or watcher.counts.get(name) or watcher.lost or watcher.search:
+        if block is None or not self.takes_steps or watcher.counts.get(name) or watcher.lost or watcher.search:
             return False
         with self.lock:
             keys, more = k.shape[-2], len(block.steps) + 1
@@ -313,6 +317,7 @@ class Gather:
                 pieces,
                 last.turn,
             )
+            self.watcher.deeper.merged(block.layer, part, [step.part for step in block.steps])
             parts, start = block.layer.parts, next(i for i, one in enumerate(block.layer.parts) if one is first)
             block.layer.parts = [*parts[:start], part, *parts[start + len(block.steps) :]]
             self.watcher.follow.known[block.layer.name] = (block.first_key, new)

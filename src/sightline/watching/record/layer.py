@@ -22,6 +22,7 @@ from sightline.lens.statistics import STATISTICS
 from sightline.masks import Band, Mask, causal, padding, prefix
 from sightline.masks.functions import Stacked
 from sightline.watching.record.account import Wanted, cells_for
+from sightline.watching.record.beside import beside, cat
 from sightline.watching.record.shares import real_keys
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Part:
     turn: int = 0  # the pass it is of
     steps: list[Piece] | None = None  # of several passes, one query each
     last: int = 0  # the last of these passes
+    extra: dict[str, Any] = field(default_factory=dict)  # beside the weights: v, grad, along, sizes, output, kept
 
     def __post_init__(self) -> None:
         self.last = max(self.last, self.turn)
@@ -88,7 +90,12 @@ class Layer:
     on_disk: Callable[[], KeptSight] | None = None
     freed: int = 0  # parts whose q and k are on disk alone
     settle: Callable[[], object] | None = None  # what accounts for the parts that wait
+    stamp: int = 0  # how often something came that is no part
     _sight: tuple[int, KeptSight] | None = None
+
+    def changed(self) -> None:
+        """Something is known now that was not: the next sight has it."""
+        self.stamp, self._sight = self.stamp + 1, None
 
     @property
     def queries(self) -> int:
@@ -124,7 +131,7 @@ class Layer:
         if all(x is None for x in found):
             return None
         filled = [_missing(name, part) if x is None else x for x, part in zip(found, self.parts)]
-        return _cat(filled, -1)
+        return cat(filled, -1)
 
     def back(self, turn: int) -> bool:
         """Take back the parts of this pass and of those after it. Whether something is left."""
@@ -140,6 +147,8 @@ class Layer:
         for part in self.parts:
             for name in ("q", "k") if part.arriving is not None else ():
                 part.found.pop(name, None)
+            for name in ("v", "grad"):
+                part.extra.pop(name, None)
         self.on_disk, self.freed, self._sight = read, len(self.parts), None
 
 
@@ -147,11 +156,6 @@ def _cut(stored: KeptSight, rows: int, keys: int) -> KeptSight:
     """What is on disk, with the first queries and keys alone."""
     q, k = stored.call.q[..., :rows, :], stored.call.k[..., :keys, :]
     return KeptSight(stored.call.replace(q=q, k=k, v=k), stored.row, {})
-
-
-def _cat(tensors: list[Tensor], dim: int) -> Tensor:
-    """One tensor of all; of one it is no copy."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
 def _missing(name: str, part: Part) -> Tensor:
@@ -168,13 +172,13 @@ def join(layer: Layer) -> KeptSight:
     parts = layer.parts
     last = parts[-1].call
     s = last.sizes._replace(queries=layer.queries, keys=layer.keys)
-    row = _cat([part.found["row"] for part in parts], -1)
+    row = cat([part.found["row"] for part in parts], -1)
     kept: dict[Any, Any] = {}
     for name, statistic in STATISTICS.items():
         # In cross-attention a distance is counted from where the last query stands, which every step moves.
         moves = statistic.by_place and layer.kind == "cross" and len(parts) > 1
         if all(name in part.found for part in parts) and not moves:
-            kept[name] = _cat([part.found[name] for part in parts], -1)
+            kept[name] = cat([part.found[name] for part in parts], -1)
     if all("received" in part.found for part in parts):
         kept["received"] = _received(parts, s.keys)
     for top in layer.wanted.tops:
@@ -187,13 +191,15 @@ def join(layer: Layer) -> KeptSight:
     if len(parts) == 1:
         for i, picture in enumerate(layer.wanted.pictures):
             kept[_resolved(picture, s.queries, s.keys)] = parts[0].found[f"picture.{i}"]
+        for request, value in parts[0].extra.get("kept", {}).items():
+            kept[_resolved(request, s.queries, s.keys) if isinstance(request, Picture) else request] = value
     q = k = bias = None
     rest = parts[layer.freed :]
     if all("q" in part.found for part in rest):
         q, k = _queries_and_keys(layer, rest)
         bias = _bias(layer, s.queries, s.keys)
     call = last.replace(q=q, k=k, v=k, sizes=s, mask=_mask(layer), bias=bias, sinks=parts[-1].found.get("sinks"))
-    return KeptSight(call, row, kept)
+    return KeptSight(call, row, kept, extra=beside(layer))
 
 
 def _resolved(picture: Picture, queries: int, keys: int) -> Picture:
@@ -209,6 +215,7 @@ def _resolved(picture: Picture, queries: int, keys: int) -> Picture:
         columns=columns,
         reduce=picture.reduce,
         visible_only=picture.visible_only,
+        **({"of": picture.of} if hasattr(picture, "of") else {}),
     )
 
 
@@ -226,7 +233,7 @@ def _top(parts: list[Part], top: Top) -> tuple[Tensor, Tensor]:
         found = part.found[f"top.{top.n}.keys"]
         keys.append(torch.where(found < 0, found, found + part.first_key))
         weights.append(part.found[f"top.{top.n}.weights"])
-    return _cat(keys, -2), _cat(weights, -2)
+    return cat(keys, -2), cat(weights, -2)
 
 
 def _overview(parts: list[Part], reduce: str, queries: int, keys: int, cell: tuple[int, int]) -> Tensor:
@@ -267,7 +274,7 @@ def _queries_and_keys(layer: Layer, rest: list[Part]) -> tuple[Tensor, Tensor]:
         # Keys that a sliding cache had let go before the run began; no query sees them.
         gone = keys[0].new_zeros(*keys[0].shape[:-2], layer.parts[0].first_key, keys[0].shape[-1])
         keys = [gone, *keys]
-    return _cat(queries, -2), _cat(keys, -2)
+    return cat(queries, -2), cat(keys, -2)
 
 
 def _bias(layer: Layer, queries: int, keys: int) -> Any:
@@ -288,7 +295,7 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
     for part, bias in zip(layer.parts, biases):
         full = bias.expand(*bias.shape[:-2], part.call.sizes.queries, part.end_key - part.first_key)  # type: ignore[union-attr]
         rows.append(torch.nn.functional.pad(full, (part.first_key, keys - part.end_key)))
-    return _cat(rows, -2)
+    return cat(rows, -2)
 
 
 def _mask(layer: Layer) -> Mask | None:
