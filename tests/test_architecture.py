@@ -33,6 +33,7 @@ LAYERS = (
     ("lens",),
     ("nn", "steps"),
     ("models", "watching"),
+    ("editing",),
     ("plots",),
     ("lessons",),
     ("explore",),
@@ -44,6 +45,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 PUBLIC_NAMES = (
     "Choice",
+    "Edits",
     "Mask",
     "Picture",
     "Received",
@@ -59,6 +61,7 @@ PUBLIC_NAMES = (
     "declare",
     "dense",
     "documents",
+    "edit",
     "errors",
     "load",
     "look",

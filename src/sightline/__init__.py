@@ -2,6 +2,7 @@
 
 from sightline import caches, errors, lookup, models, nn, positions, steps, targets
 from sightline.backends import Choice, attention, which_backend
+from sightline.editing import Edits, edit
 from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
@@ -10,6 +11,7 @@ from sightline.watching import load, monitor, watch
 
 __all__ = [
     "Choice",
+    "Edits",
     "Mask",
     "Picture",
     "Received",
@@ -25,6 +27,7 @@ __all__ = [
     "declare",
     "dense",
     "documents",
+    "edit",
     "errors",
     "load",
     "look",

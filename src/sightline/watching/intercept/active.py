@@ -217,10 +217,14 @@ def _has_torch_function(args: Any) -> bool:
     if torch.compiler.is_compiling():
         return bool(Blind.ask(args))
     found = bool(Blind.ask(args))
-    if not found or sys._getframe(1).f_globals.get("__name__") not in _ASKING:
+    frame = sys._getframe(1)
+    if not found or frame.f_globals.get("__name__") not in _ASKING:
         return found
     if any(getattr(watcher, "influence", None) is not None for watcher in watches()):
         return True  # gradients are wanted, which the operator of the fast path does not have
+    asking = frame.f_locals.get("self")
+    if any(getattr(watcher, "edits", False) and watcher.changes(asking) for watcher in watches()):
+        return True  # nobody can reach into the operator of the fast path
     with without_modes():
         return bool(Blind.ask(args))
 

@@ -40,6 +40,10 @@ class Region:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watchers = [watcher for watcher in active.watches() if watcher.name_of(self.module) is not None]
+        editors: list[Any] = [one for one in watchers if getattr(one, "edits", False)]
+        if any(editor.changes(self.module) for editor in editors):
+            return self._edited(watchers, editors, args, kwargs)
+        watchers = [watcher for watcher in watchers if watcher not in editors]
         # While gradients are computed, layers may run again (checkpointing): they were seen before.
         if not watchers or torch._C._current_graph_task_id() != -1:
             with active.quiet(compiled=True):
@@ -57,16 +61,27 @@ class Region:
                 watcher.seen._unseen[watcher.names[id(self.module)]] = reason
         return out
 
+    def _edited(self, watchers: list[Watcher], editors: list[Any], args: tuple, kwargs: dict) -> Any:
+        """The module itself, uncompiled: nobody reaches into a graph. Who watches sees that one run."""
+        for editor in editors:
+            editor.takes_apart(self.module, self.compiled)
+        with ExitStack() as stack:
+            self._hooked(stack, watchers, args, kwargs)
+            return self.compiled(*args, **kwargs)
+
+    def _hooked(self, stack: ExitStack, watchers: list[Watcher], args: tuple, kwargs: dict) -> None:
+        for watcher in watchers:
+            watcher.hook(stack, self.parts())
+            if self.owner is self.module and self.attribute == "forward":
+                # Hooks are not called by a forward method alone.
+                watcher.enters(self.module, args, kwargs)
+                stack.callback(watcher.leaves)
+
     def _again(self, watchers: list[Watcher], args: tuple, kwargs: dict, out: Any) -> str | None:
         """The second run, which the watches see; and what is wrong with it."""
         with ExitStack() as stack:
             stack.enter_context(_beside(args, kwargs))
-            for watcher in watchers:
-                watcher.hook(stack, self.parts())
-                if self.owner is self.module and self.attribute == "forward":
-                    # Hooks are not called by a forward method alone.
-                    watcher.enters(self.module, args, kwargs)
-                    stack.callback(watcher.leaves)
+            self._hooked(stack, watchers, args, kwargs)
             again = self.compiled(*args, **kwargs)  # uncompiled, as all compiled code while somebody watches
             for mine, theirs in zip(tree_leaves(again), tree_leaves(out)):
                 if isinstance(theirs, Tensor) and theirs.is_floating_point() and theirs.numel():
@@ -112,6 +127,16 @@ class _Before:
             for holder in (vars(part), part._buffers)
             for name, value in holder.items()
         ]
+
+
+def is_fullgraph(code: Any) -> bool:
+    """Whether torch.compile was asked for one graph, without a break."""
+    context = getattr(code, "dynamo_ctx", None) or getattr(code, "__self__", None)
+    for thing in (code, context):
+        for name in ("fullgraph", "error_on_graph_break", "nopython"):
+            if getattr(thing, name, None):
+                return True
+    return False
 
 
 def find(modules: list[nn.Module]) -> list[Region]:

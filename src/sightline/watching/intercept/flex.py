@@ -16,6 +16,7 @@ from sightline.errors import InputError
 from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.masks.functions import ModMask, read_score_mod
 from sightline.watching.intercept import active
+from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.heads import Heads, check, heads_first
 from sightline.watching.intercept.torch_calls import look, position
 
@@ -58,8 +59,13 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
                 hint="leave it out: sl.watch(model, layers=lambda name: …)",
             ) from error
     out = _run(func, args, kwargs, q.is_cuda)
+    edited = None
+    if who.editing:
+        edited = change(who, q, k, v, out[0], mask, bias, given["scale"], first, softcap=cap)
+        out = (edited.out, *out[1:])
     heads = Heads(out[0], v, heads_first) if who.deep else None
-    who.record(look(q, k, v, mask, bias, given["scale"], first, heads=heads, softcap=cap))
+    if not tell(who, edited, first, 0, heads):
+        who.record(look(q, k, v, mask, bias, given["scale"], first, heads=heads, softcap=cap))
     return out
 
 

@@ -21,6 +21,7 @@ from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING, 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from sightline.watching.intercept.looked import Attended, Edited
     from sightline.watching.intercept.mask_tables import Tables
     from sightline.watching.watcher import Watcher
 
@@ -33,6 +34,7 @@ class Audience:
     def __init__(self, module: nn.Module, hearing: list[tuple[Watcher, str]]) -> None:
         self.module, self.hearing = module, hearing
         self.wanting = [(watcher, name) for watcher, name in hearing if watcher.wants(name)]
+        self.editing: list[tuple[Any, str]] = [one for one in self.wanting if getattr(one[0], "edits", False)]
 
     @property
     def name(self) -> str:
@@ -82,6 +84,17 @@ class Audience:
         watcher, name = self.wanting[0]
         return watcher.goes_on(name, q, k, v, lse, scale)
 
+    @property
+    def watching(self) -> bool:
+        """Whether somebody wants the account of it, and not only to change it."""
+        return len(self.wanting) > len(self.editing)
+
+    def edit(self, attended: Attended) -> Edited:
+        """The call as all edits together have it."""
+        editor, name = self.editing[0]
+        edited: Edited = editor.edit(name, attended, [one for one, _ in self.editing])
+        return edited
+
     def record(self, looked: Any) -> None:
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
         for watcher, name in self.wanting:
@@ -110,7 +123,7 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     """Who hears of an attention call that is made now; None if nobody watches the module that makes it.
 
     While gradients are computed, layers may run again (checkpointing): they were seen before, so nobody hears of it,
-    except with `again`.
+    except with `again`, and except who edits: what runs again is edited again.
     """
     watches = active.watches()
     if not watches:
@@ -134,7 +147,7 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
 
 def _recomputes(watcher: Watcher) -> bool:
     influence = getattr(watcher, "influence", None)
-    return influence is not None and influence.recomputes
+    return getattr(watcher, "edits", False) or (influence is not None and influence.recomputes)
 
 
 class WatchMode(Listener):

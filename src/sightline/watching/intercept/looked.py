@@ -1,4 +1,4 @@
-"""One attention call as a handler understood it."""
+"""One attention call as a handler understood it: for those who change it, and for those who look."""
 
 from __future__ import annotations
 
@@ -19,3 +19,25 @@ class Looked(NamedTuple):
     first_query: int  # its position among all keys; -1 for cross-attention
     first_key: int
     heads: Heads | None = None  # what they gave, where somebody wants it
+
+
+class Attended(NamedTuple):
+    """A call that has run on the model's own kernel, in four axes, with its gradients: what edits change."""
+
+    call: Call
+    out: Tensor  # [batch, heads, queries, value_dim]
+    first_query: int
+    first_key: int
+    weights: Tensor | None = None  # the map, where the model asked for it
+    row: Tensor | None = None  # the numbers of its rows, where they are known
+    watched: bool = True  # whether somebody wants the account of it
+
+
+class Edited(NamedTuple):
+    """The same as edits have it. Call and row are None where every weight is as it was."""
+
+    out: Tensor
+    weights: Tensor | None = None
+    call: Call | None = None
+    row: Tensor | None = None
+    values: Tensor | None = None  # where some of them are other than those of the call: one for each head

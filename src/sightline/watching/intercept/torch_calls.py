@@ -18,6 +18,8 @@ from sightline.lens.rows import output_and_rows, rows_only
 from sightline.masks import Mask, as_mask, causal
 from sightline.portable import one_batch_axis
 from sightline.watching.intercept import active
+from sightline.watching.intercept.changed import change, tell
+from sightline.watching.intercept.edited_heads import edited_heads
 from sightline.watching.intercept.heads import Heads, before_projection, check, heads_first
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.lse_capture import Catch
@@ -62,16 +64,17 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     check(who, given.get("dropout_p", 0.0))
     with active.quiet(), Catch() as caught:
         out = func(**given)
-    heads = Heads(out, v, heads_first) if who.deep else None
-    k = active.one_for_all_groups(k)
+    k, repeated = active.one_for_all_groups(k), k
+    if k is not repeated:
+        v = v[:, :: repeated.shape[1] // k.shape[1]]
     plain = table is None and span is None and not flag and queries == 1
     if plain and who.goes_on(q, k, v, caught.lse, given.get("scale")):
         return out
     if span is not None and span.keys < keys:
         # A static cache is longer than what it holds.
-        k, keys = k[..., : span.keys, :], span.keys
+        k, v, keys = k[..., : span.keys, :], v[..., : span.keys, :], span.keys
         table = table[..., :keys] if table is not None and table.shape[-1] > 1 else table
-    q, k, _, table, lse = one_head(q, k, k, table, caught.lse, bool(given.get("enable_gqa", False)))
+    q, k, v, table, lse = one_head(q, k, v, table, caught.lse, bool(given.get("enable_gqa", False)))
     if rule is not None and table is not None and table.dtype == torch.bool:
         mask, bias, sees, said = rule.mask, None, rule.sees, None
     else:
@@ -82,7 +85,13 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if flag:
         mask = causal("end" if queries == keys else "start")
     first = position(who, queries, keys, said, first)
-    who.record(look(q, k, k, mask, bias, given.get("scale"), first, first_key, lse, sees, heads))
+    edited, meant = None, (mask, bias, given.get("scale"), first, first_key)
+    if who.editing:
+        edited = change(who, q, k, v, out, *meant, row=lse, sees=sees, dropout=given.get("dropout_p", 0.0))
+        out = edited.out
+    heads = Heads(out, v, heads_first) if who.deep else None
+    if not tell(who, edited, first, first_key, heads):
+        who.record(look(q, k, k, *meant, lse, sees, heads))
     return out
 
 
@@ -126,7 +135,21 @@ def compact(
     if who is None:
         return out
     first_query = position(who, q.shape[-2], k.shape[-2], None if mask is not None else False, first)
-    who.record(_looked(call, row, first_query, first_key, Heads(out, v, heads_first) if who.deep else None))
+    return _told(who, call, out, row, first_query, first_key)
+
+
+def _told(who: Audience, call: Call, out: Tensor, row: Tensor, first_query: int, first_key: int = 0) -> Tensor:
+    """The output of a call of Sightline's own functions, as edits have it, of which the watches have been told."""
+    edited = None
+    if who.editing:
+        more = {"softcap": call.softcap, "sinks": call.sinks, "dropout": call.dropout}
+        more["normalizer"] = call.normalizer.name
+        options = (call.mask, call.bias, call.scale, first_query, first_key)
+        edited = change(who, call.q, call.k, call.v, out, *options, row=row, **more)
+        out = edited.out
+    heads = Heads(out, call.v, heads_first) if who.deep else None
+    if not tell(who, edited, first_query, first_key, heads):
+        who.record(_looked(call, row, first_query, first_key, heads))
     return out
 
 
@@ -146,7 +169,7 @@ def own(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     with active.quiet(compiled=q.is_cuda):
         call = make_call(q, k, v, **options)
         out, row = output_and_rows(call, kwargs.get("backend", "auto"))
-    who.record(_looked(call, row, first_query, 0, Heads(out, v, heads_first) if who.deep else None))
+    out = _told(who, call, out, row, first_query)
     return out[0] if q.dim() == 2 else out
 
 
@@ -165,6 +188,8 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         with active.quiet():
             return func(*args, **kwargs)
     check(who, given["dropout_p"] if given.get("training", True) else 0.0)
+    if who.editing:
+        return edited_heads(func, given, who, 0 if own_sequence and queries == keys else -1, _read, look)
     taken: list[Heads] = []
     with active.quiet():
         with Catch() as caught:

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from sightline import caches
+from sightline.errors import InputError
 from sightline.masks import Band, Mask, causal, padding
 from sightline.watching.intercept import active, traced, verify
 from sightline.watching.intercept.caller import running
+from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.flex import read_block_mask
 from sightline.watching.intercept.function_mode import Audience, audience
 from sightline.watching.intercept.heads import Heads, check, time_first
@@ -32,6 +34,7 @@ from sightline.watching.intercept.transformers_masks import LazyMask, Span, read
 
 if TYPE_CHECKING:
     from sightline.backends.call import BiasLike
+    from sightline.watching.intercept.looked import Looked
 
 
 class Interface(active.Shared):
@@ -174,7 +177,7 @@ class Attending:
             given = attention_mask if lazy is None else lazy.written()
             result = self.function(module, query, key, value, given, *args, **kwargs)
         try:
-            self._account(who, module, query, key, value, given, known, args, kwargs, options, result)
+            return self._account(who, module, query, key, value, given, known, args, kwargs, options, result)
         except Exception as error:  # what only counts does not end a training
             if not who.lenient:
                 raise
@@ -194,7 +197,8 @@ class Attending:
         kwargs: dict,
         options: dict,
         result: Any,
-    ) -> None:
+    ) -> Any:
+        """Tell the watches of a call; what it gave, as edits have it."""
         k, v = key, value
         bias = options.pop("bias", None)
         mask: Mask | None
@@ -211,10 +215,14 @@ class Attending:
         heads = Heads(out, v, time_first) if who.deep else None
         looked = look(query, k, v, mask, bias, kwargs.get("scaling"), first, first_key, heads=heads, **options)
         why, trusted = None, verify.is_known(self.function)
+        if who.editing:
+            run = partial(self.function, module, query, key, value, given, *args, **kwargs)
+            return _edited(who, looked, (query, k, v, mask, bias, kwargs, options), run, result, trusted)
         if (not trusted or self.name == "eager") and verify.is_due(who, trusted):
             again = partial(self.function, module, query, key, value, given, *args, **kwargs)
             why = verify.doubt(looked, v, again, result, kwargs.get("dropout", 0.0), trusted)
         verify.record(who, looked, why)
+        return result
 
     def _compact(self, who: Audience) -> bool:
         """Whether Sightline's attention takes the place of this function, by the user's choice."""
@@ -252,6 +260,33 @@ class Attending:
             marks = padding(given[:, -keys:].bool())
             mask = marks if mask is None else mask & marks
         return mask, None, is_causal
+
+
+def _edited(who: Audience, looked: Looked, given: tuple, run: Callable, result: Any, known: bool) -> Any:
+    """The result of a function, [batch, queries, heads, dim] and perhaps its weights, as edits have it."""
+    query, k, v, mask, bias, kwargs, options = given
+    dropout, first, first_key = kwargs.get("dropout", 0.0), looked.first_query, looked.first_key
+    why = verify.doubt(looked, v, run, result, dropout, known)
+    if why is not None:
+        raise InputError(
+            f"{who.name} cannot be edited",
+            expected="softmax(q k) v, as its arguments say",
+            got=why,
+            hint="leave it out: layers=…",
+        )
+    out, weights = result if isinstance(result, tuple) else (result, None)
+    shape = (*query.shape[:1], query.shape[2], query.shape[1], v.shape[-1])
+    heads = out.reshape(shape).transpose(1, 2)
+    whole = isinstance(weights, Tensor) and weights.shape[-1] == k.shape[-2]
+    more = options | {"dropout": dropout, "weights": weights if whole else None, "row": looked.row}
+    edited = change(who, query, k, v, heads, mask, bias, kwargs.get("scaling"), first, first_key, **more)
+    out = edited.out.transpose(1, 2).reshape(out.shape)
+    told = Heads(out, v, time_first) if who.deep else None
+    if not tell(who, edited, first, first_key, told):
+        who.record(looked._replace(heads=told))
+    if not isinstance(result, tuple):
+        return out
+    return (out, weights if edited.weights is None else edited.weights, *result[2:])
 
 
 def _options(kwargs: dict) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""One call under edits: its rows that are touched are done again, and all others keep what the model's kernel gave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sightline.editing import sources
+from sightline.editing.maps import Block
+from sightline.editing.plan import INPUT, MAP, Act
+from sightline.editing.shown import shown
+from sightline.errors import InputError
+from sightline.watching.intercept.looked import Edited
+from sightline.watching.record.shares import real_keys
+
+if TYPE_CHECKING:
+    from sightline.backends.call import Call
+    from sightline.editing.place import Place
+    from sightline.watching.intercept.looked import Attended
+
+Means = dict[str, Tensor]  # of the heads of a layer in the prompt, `[batch, heads, value_dim]`
+
+
+def apply(acts: list[Act], attended: Attended, place: Place, means: Means, real: Tensor | None) -> Edited:
+    """The output of a call, its weights where the model has them, and what a watch is to see of it."""
+    call, out, weights = attended.call, attended.out, attended.weights
+    inputs = [act for act in acts if act.step in INPUT]
+    edited = Edited(out, weights)
+    if inputs:
+        block = Block(call, inputs, place)
+        out = block.put(out, block.output(), block.touched(inputs))
+        changed = [act for act in inputs if act.step in MAP]
+        if attended.watched:
+            edited = shown(attended, block, changed, edited)
+        if changed and weights is not None:
+            edited = edited._replace(weights=_weights(weights, block, changed))
+    for act in sorted((act for act in acts if act.step not in INPUT), key=lambda act: _LATE.index(act.edit.kind)):
+        out = _output(act, out, place, means, real)
+    return edited._replace(out=out)
+
+
+_LATE = ("patch", "ablate", "scale")
+
+
+def _weights(weights: Tensor, block: Block, acts: list[Act]) -> Tensor:
+    """The map that the model asked for, as it is under edits."""
+    parts = [block.weights(strip)[0] for strip in block.strips()]
+    return block.put(weights, torch.cat(parts, -2), block.touched(acts))
+
+
+def _output(act: Act, out: Tensor, place: Place, means: Means, real: Tensor | None) -> Tensor:
+    """Patch, ablate or scale what heads gave."""
+    device = out.device
+    here = (act.examples.view(-1, 1, 1) & act.heads.view(1, -1, 1) & act.rows)[..., None].to(device)
+    if act.edit.kind == "scale":
+        return torch.where(here, out * act.edit.options["factor"], out)
+    if act.edit.kind == "patch":
+        return torch.where(here, _from_source(act, out, place), out)
+    by = act.edit.options["by"]
+    if isinstance(by, str):
+        if by == "zero":
+            return out.masked_fill(here, 0.0)
+        return torch.where(here, mean_of(out, place, means, real), out)
+    return torch.where(here, _given(by, out, place), out)
+
+
+def mean_of(out: Tensor, place: Place, means: Means, real: Tensor | None) -> Tensor:
+    """The mean output of each head over the unpadded queries of the prompt, `[batch, heads, 1, value_dim]`."""
+    name = sources.full_name(place)
+    begins = place.first_query == 0 or name not in means
+    if begins:
+        marks = torch.ones(out.shape[0], out.shape[2], dtype=torch.bool, device=out.device) if real is None else real
+        share = marks[:, None, :, None].to(out.dtype)
+        # What is padding may be anything, NaN too.
+        kept = out.masked_fill(~marks[:, None, :, None], 0.0)
+        found = kept.sum(2, keepdim=True) / share.sum(2, keepdim=True).clamp_min(1.0)
+        means[name] = found.detach()
+        return found
+    held = means[name]
+    if held.shape[0] != out.shape[0]:
+        raise InputError(
+            f"{place.name} has another batch than in the prompt, whose mean output is to take its place",
+            expected=held.shape[0],
+            got=out.shape[0],
+            hint="by=seen.mean_output()",
+        )
+    return held
+
+
+def real_queries(attended: Attended, place: Place) -> Tensor | None:
+    """Which queries of self-attention are not padding, as its mask says: `[batch, queries]`."""
+    call = attended.call
+    marks = None if place.cross else _real_keys(call)
+    if marks is None:
+        return None
+    offset = place.first_query - place.first_key
+    at = (torch.arange(place.queries, device=call.device) + offset).clamp(0, place.keys - 1)
+    return marks[:, at].expand(place.batch, -1)
+
+
+@torch.no_grad()
+def _real_keys(call: Call) -> Tensor | None:
+    """Which keys are real, `[batch, keys]`: those that not every query has hidden from it, by a rule or in a table."""
+    found = real_keys(call.mask, call.sizes.keys, call.device)
+    tables = [rule for rule in ([] if call.mask is None else call.mask.conjuncts()) if rule.is_table]
+    seen = [rule.to_dense(call.sizes.queries, call.sizes.keys, call.device) for rule in tables]
+    if isinstance(call.bias, Tensor) and call.bias.dim() > 1:
+        seen.append(call.bias > torch.finfo(call.bias.dtype).min / 2)
+    for table in seen:
+        while table.dim() < 4:
+            table = table[None]
+        row = table.expand(*table.shape[:-1], call.sizes.keys).any(-2).any(1)
+        found = row if found is None else found & row
+    return found
+
+
+def _given(by: Tensor | dict[str, Tensor], out: Tensor, place: Place) -> Tensor:
+    """A tensor that heads are replaced by, `[heads, 1, value_dim]` or `[1, value_dim]`."""
+    if isinstance(by, dict):
+        name = sources.full_name(place)
+        if name not in by and place.name not in by:
+            raise InputError(
+                f"nothing is given that {place.name} is to be replaced by",
+                expected=f"one of {', '.join(list(by)[:8])}",
+                got=place.name,
+                hint="layers=…, or a mean_output of the same model",
+            )
+        by = by[name] if name in by else by[place.name]
+    size = (place.heads, out.shape[-1])
+    if by.shape not in (size, size[1:]):
+        raise InputError(
+            f"what {place.name} is to be replaced by does not fit",
+            expected=f"[value_dim] = {size[1:]} or [heads, value_dim] = {size}",
+            got=tuple(by.shape),
+            hint="seen.mean_output()",
+        )
+    found = by.to(out.device, out.dtype)
+    return found[:, None] if found.dim() == 2 else found
+
+
+def _from_source(act: Act, out: Tensor, place: Place) -> Tensor:
+    """What heads gave in another run, in the shape of what they give here."""
+    assert act.there is not None
+    source, name = act.edit.options["source"], sources.full_name(place)
+    found = sources.part_of(source, name, "output")
+    wanted = act.heads.nonzero().flatten().tolist()
+    there = dict(zip(wanted, sources.heads_there(source, name, wanted)))
+    heads = torch.tensor([there.get(h, 0) for h in range(place.heads)])
+    picked = found[:, heads.to(found.device)][:, :, act.there[0].clamp_min(0).to(found.device)]
+    return picked.to(out.device, out.dtype).expand(out.shape[0], -1, -1, -1)

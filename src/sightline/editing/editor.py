@@ -1,0 +1,317 @@
+"""One `sl.edit` block: it hears of attention as a watch does, and gives the model another output."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from sightline import caches
+from sightline.editing.apply import apply, real_queries
+from sightline.editing.edits import Edit, Edits
+from sightline.editing.place import Place
+from sightline.editing.plan import acts_in
+from sightline.errors import InputError, explain
+from sightline.watching.intercept import active, compiled, scripted
+from sightline.watching.intercept import transformers as hf
+from sightline.watching.intercept.caller import inner
+from sightline.watching.intercept.fast_path import is_plain_layer
+from sightline.watching.intercept.function_mode import WatchMode
+from sightline.watching.intercept.looked import Attended, Edited
+from sightline.watching.intercept.mask_tables import Tables
+
+if TYPE_CHECKING:
+    from sightline.watching.intercept.looked import Looked
+
+# How many layers a model has, as a pass of it showed: for those that are counted from the end.
+_counts: WeakKeyDictionary[nn.Module, int] = caches.held("editing.layers", WeakKeyDictionary())
+
+
+class Editor:
+    """Between entering and leaving the block: among the watches of its thread, with the right to change."""
+
+    edits = True  # what the handlers ask
+    compact = lenient = False
+    writer = None
+
+    def __init__(self, model: nn.Module, names: dict[int, str], edits: Edits) -> None:
+        self.model, self.names, self.list = model, names, edits
+        self.modules = list(names.values())
+        self.tables = Tables()
+        self.listening = SimpleNamespace(always=True)
+        self.seen = SimpleNamespace(_unseen=_Refusing(self), _layers={})
+        self.order: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # calls of each layer in this pass
+        self.ends: dict[str, tuple[int, int]] = {}  # of each call: where the prompt ended, and its keys
+        self.reached: dict[str, int] = {}  # how far a layer's queries have come
+        self.at: int | None = None  # where the queries of this pass begin, from its self-attention
+        self.real: Tensor | None = None  # which of them are not padding
+        self.means: dict[str, Tensor] = {}
+        self.acted: set[int] = set()  # edits that touched something
+        self.recomputing = self.recomputed = 0  # calls inside a checkpoint, and those that ran again
+        self.depth = self.thread = 0
+        self.stack = ExitStack()
+        self.used = False
+
+    def __enter__(self) -> Edits:
+        if self.used:
+            raise InputError(
+                "an edit is for one block",
+                expected="a new one for every block",
+                got="the same once more",
+                hint="with sl.edit(model, edits) as edits: …",
+            )
+        self.used, self.thread = True, threading.get_ident()
+        for edit in self.list:
+            self.check(edit)
+        with ExitStack() as stack:
+            stack.enter_context(active.UNCOMPILED)
+            stack.enter_context(hf.INTERFACE)
+            stack.enter_context(active.BLIND)
+            # What a checkpoint runs again has to run in this thread, to be edited again.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            base = inner(self.model)
+            every = list(base.modules())
+            regions = compiled.find(every if base is self.model else list(self.model.modules()))
+            stack.enter_context(compiled.standing_in(regions))
+            inside = {id(part) for region in regions for part in region.parts()}
+            self.hook(stack, [module for module in every if id(module) not in inside])
+            scripted.listen(stack, every, self._scripted)
+            active.push(self)  # type: ignore[arg-type]
+            stack.callback(active.drop, self)  # type: ignore[arg-type]
+            stack.enter_context(WatchMode(self.model.buffers()))
+            self.list._check = self.check
+            stack.callback(setattr, self.list, "_check", None)
+            self.stack = stack.pop_all()
+        return self.list
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.stack.close()
+        self.tables.clear()
+        self.means.clear()
+        if kind is None:
+            self._say_what_was_idle()
+
+    def _say_what_was_idle(self) -> None:
+        idle = [edit for edit in self.list if id(edit) not in self.acted]
+        if idle and self.order:
+            few = "; ".join(map(repr, idle[:3])) + (" …" if len(idle) > 3 else "")
+            warnings.warn(
+                explain(
+                    "an edit has changed nothing",
+                    expected=f"layers among the {len(self.order)} that ran: {', '.join(list(self.order)[:6])}",
+                    got=few,
+                    hint="layers are counted in the order in which they run",
+                ),
+                UserWarning,
+                stacklevel=3,
+            )
+        if self.recomputing > self.recomputed:
+            warnings.warn(
+                explain(
+                    "edited layers are checkpointed, and were not run again inside the block",
+                    expected="backward() inside the block, where what runs again is edited again",
+                    got=f"{self.recomputing} edited calls in checkpoints, {self.recomputed} of them run again",
+                    hint="call backward() before the block is left",
+                ),
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def check(self, edit: Edit) -> None:
+        """Refuse an edit that speaks of modules that are not there."""
+        edit.where.check_names(self.modules)
+
+    # What happens in the model.
+
+    def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
+        """Hear of the modules that a pass may begin in, as a watch does."""
+        root = inner(self.model)
+        plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
+        for module in modules:
+            if id(module) in plain or scripted.is_scripted(module):
+                continue
+            if module is root or module._modules:
+                stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
+
+    def enters(self, *_: object) -> None:
+        if threading.get_ident() != self.thread or torch._C._current_graph_task_id() != -1:
+            return
+        self.depth += 1
+        if self.depth == 1:
+            self.counts, self.at, self.real = {}, None, None
+
+    def leaves(self, *_: object) -> None:
+        if threading.get_ident() == self.thread and torch._C._current_graph_task_id() == -1:
+            self.depth = max(self.depth - 1, 0)
+            if not self.depth and self.order:
+                _counts[self.model] = len(self.order)
+
+    def _scripted(self, module: nn.Module) -> None:
+        if threading.get_ident() == self.thread:
+            self.seen._unseen[self.names[id(module)]] = scripted.SCRIPTED
+
+    def name_of(self, module: nn.Module) -> str | None:
+        return self.names.get(id(module))
+
+    def wants(self, name: str) -> bool:
+        if name not in self.order:
+            self.order[name] = len(self.order)
+        return any(edit.where.may_change(name, self.modules) for edit in self.list)
+
+    def changes(self, module: object) -> bool:
+        """Whether a module, or something in it, may be edited."""
+        name = self.names.get(id(module))
+        return name is not None and any(edit.where.may_change(name, self.modules) for edit in self.list)
+
+    def takes_apart(self, module: nn.Module, code: Any) -> None:
+        """A compiled module is to run uncompiled."""
+        name = self.names[id(module)]
+        if compiled.is_fullgraph(code):
+            raise InputError(
+                f"{name} is compiled with fullgraph=True and cannot be edited",
+                expected="compiled code that may run in parts",
+                got="fullgraph=True",
+                hint="compile it without fullgraph, or leave it out: layers=…",
+            )
+        if name not in self.list.uncompiled:
+            self.list.uncompiled.append(name)
+
+    def edit(self, name: str, attended: Attended, editors: list[Editor]) -> Edited:
+        """A call as the edits of all blocks have it."""
+        place = self._place(name, attended)
+        call = attended.call
+        edits = [edit for editor in editors for edit in editor.list]
+        acts = acts_in(edits, call, place)
+        for editor in editors:
+            editor.acted |= {id(act.edit) for act in acts}
+        if not acts:
+            return Edited(attended.out, attended.weights)
+        again = torch._C._current_graph_task_id() != -1
+        if _in_checkpoint():
+            self.recomputed += again
+            self.recomputing += not again
+            if any(isinstance(layer, str) and "#" in layer for edit in edits for layer in edit.where.said or ()):
+                raise InputError(
+                    f"{name} is checkpointed, and its calls cannot be told apart when they run again",
+                    expected="an edit of all its calls",
+                    got="; ".join(map(repr, edits)),
+                    hint=f'layers="{name}"',
+                )
+        return apply(acts, attended, place, self.means, self.real)
+
+    def _place(self, name: str, attended: Attended) -> Place:
+        """Where a call stands among all columns."""
+        s, again = attended.call.sizes, torch._C._current_graph_task_id() != -1
+        if not again:
+            self.counts[name] = self.counts.get(name, 0) + 1
+        number = self.counts.get(name, 1)
+        full = f"{name}#{number}"
+        cross = attended.first_query < 0
+        first, first_key = attended.first_query, attended.first_key
+        if cross:
+            first = self.at if self.at is not None else 0
+        end = first_key + s.keys
+        if cross or first == 0 or full not in self.ends:
+            query_end = first + s.queries
+            if cross and full in self.ends and first:
+                query_end = self.ends[full][0]
+            if cross or first == 0 or not again:
+                self.ends[full] = (query_end if cross else end, end)
+        elif not again and first != self.reached.get(full, first):
+            self._refuse_if_placed(name, first, self.reached[full])
+        if not again:
+            self.reached[full] = first + s.queries
+        query_end, key_end = self.ends[full]
+        place = Place(
+            name,
+            self.order.setdefault(name, len(self.order)),
+            number,
+            _counts.get(self.model),
+            self.modules,
+            s.batch[0],
+            s.heads,
+            s.queries,
+            s.keys,
+            first,
+            first_key,
+            query_end,
+            key_end,
+            cross,
+        )
+        if not cross:
+            self.at, self.real = first, real_queries(attended, place)
+        elif self.real is not None and self.real.shape != (s.batch[0], s.queries):
+            self.real = None
+        return place
+
+    def _refuse_if_placed(self, name: str, first: int, expected: int) -> None:
+        """A cache that lets tokens go: its columns are no longer those of the text."""
+        if any(edit.where.queries is not None or edit.options.get("keys") is not None for edit in self.list):
+            raise InputError(
+                f"the cache of {name} no longer holds every token at its place",
+                expected=f"the next query at column {expected}",
+                got=f"one at column {first}",
+                hint="edits without queries= and keys=, or a cache that keeps all tokens",
+            )
+
+    # What else is asked of a watch.
+
+    def goes_on(self, *_: object) -> bool:
+        return False
+
+    def note(self, name: str, first_query: int, end_key: int) -> None:
+        """A call that is not edited: its queries stand where those of the others do."""
+        if first_query >= 0:
+            self.at = first_query
+
+    def record(self, module: nn.Module, name: str, looked: Looked) -> None:
+        """Who edits keeps no account."""
+
+
+class _Refusing(dict):
+    """What attends without being caught: refused if an edit is about it."""
+
+    def __init__(self, editor: Editor) -> None:
+        super().__init__()
+        self.editor = editor
+
+    def __setitem__(self, name: str, why: str) -> None:
+        editor = self.editor
+        if why == _UNCOMPILED:
+            if name not in editor.list.uncompiled:
+                editor.list.uncompiled.append(name)
+            return
+        if any(edit.where.may_change(name, editor.modules) for edit in editor.list):
+            raise InputError(
+                f"{name} cannot be edited",
+                expected="attention by a function that sl.watch sees",
+                got=why,
+                hint="layers=… to leave it out, or F.scaled_dot_product_attention in its place",
+            )
+        super().__setitem__(name, why)
+
+    def setdefault(self, name: str, why: str = "") -> str:  # type: ignore[override]
+        if name not in self:
+            self[name] = why
+        return why
+
+
+_UNCOMPILED = "attends in a compiled function, which ran uncompiled to be seen"
+
+
+def _in_checkpoint() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,158 @@
+"""An edited map for those who watch: the call as it was, with what edits add to its scores and hide of its keys.
+
+A large one is never written out: the difference of the scores is a bias, and cuts are masks, given tile by tile. Of
+rows that were told what to look at, and of a whole map whose rows do not sum to 1, the logarithms of the weights stand
+for the scores.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sightline import normalizers
+from sightline.backends.tiles import bias_tile
+from sightline.biases import Bias
+from sightline.editing.cells import Uncut
+from sightline.editing.maps import Block
+from sightline.lens.rows import rows_only
+from sightline.watching.intercept.looked import Edited
+
+if TYPE_CHECKING:
+    from sightline.backends.call import Call
+    from sightline.editing.plan import Act
+    from sightline.watching.intercept.looked import Attended
+
+# Cells of a bias that may be written out.
+WRITTEN = 1 << 20
+
+
+@torch.no_grad()
+def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited) -> Edited:
+    """The same with the call and the rows that a watch is to see."""
+    told = [act for act in acts if _is_told(act)]
+    call = _still(attended.call)
+    spread = not call.normalizer.is_softmax
+    spread |= call.sinks is not None and bool(told or any(act.step == "temperature" for act in acts))
+    if spread:
+        block = Block(call, block.acts, block.place, everything=True)
+        q, row = torch.zeros_like(call.q, dtype=call.compute_dtype), torch.zeros(block.shape, device=call.device)
+        bias: Any = EditedBias(block, None, None)
+        seen = call.replace(q=q, bias=bias, sinks=None, softcap=None, mask=None, normalizer=normalizers.get("softmax"))
+    else:
+        block = Block(call, block.acts, block.place)
+        touched, as_told = block.touched(acts), block.touched(told)
+        values = any(act.step == "values" for act in block.acts)
+        q = block.put(call.q, block.q, touched)
+        k = call.k
+        if values or any(act.step == "keys" for act in acts):
+            # Each head has its own.
+            at = block.at[0][..., 0], block.at[1][..., 0]
+            k = k.repeat_interleave(call.sizes.groups, 1).index_put(at, block.k)
+            edited = edited._replace(values=call.v.repeat_interleave(call.sizes.groups, 1).index_put(at, block.v))
+        if told:
+            # Half precision would have its rows measured again, and these need not sum to 1.
+            q, k = q.to(call.compute_dtype), k.to(call.compute_dtype)
+            q = block.put(q, torch.zeros_like(block.q, dtype=q.dtype), as_told)
+        lse = torch.cat([block.weights(strip)[1] for strip in block.strips()], -1)
+        before = rows_only(call) if attended.row is None else attended.row
+        row = block.put(before.to(lse.dtype), torch.where(as_told, torch.zeros_like(lse), lse), touched)
+        mask = call.mask
+        for act in acts:
+            if act.step == "cut":
+                left = Uncut.of(act, block.place, call.device)
+                mask = left if mask is None else mask & left
+        bias = EditedBias(block, touched, as_told)
+        seen = call.replace(q=q, k=k, mask=mask, bias=bias, sizes=call.sizes._replace(kv_heads=k.shape[1]))
+        if not told and all(act.edit.kind == "cut" for act in acts) and not isinstance(call.bias, Tensor):
+            seen = seen.replace(bias=call.bias)
+    seen = seen.replace(v=seen.k, sizes=seen.sizes._replace(value_dim=seen.sizes.dim))
+    s = seen.sizes
+    if isinstance(seen.bias, EditedBias) and s.batch[0] * s.heads * s.queries * s.keys <= WRITTEN:
+        seen = seen.replace(bias=seen.bias.to_dense(s.queries, s.keys, call.device, call.compute_dtype))
+    return edited._replace(call=seen, row=row)
+
+
+def _is_told(act: Act) -> bool:
+    """Whether the rows of an act are not the softmax of some scores."""
+    return act.step == "pattern" or not act.edit.options.get("renormalize", True)
+
+
+def _still(call: Call) -> Call:
+    """A call without gradients and dropout."""
+    bias = call.bias.detach() if isinstance(call.bias, Tensor) else call.bias
+    sinks = None if call.sinks is None else call.sinks.detach()
+    q, k, v = call.q.detach(), call.k.detach(), call.v.detach()
+    return call.replace(q=q, k=k, v=v, bias=bias, sinks=sinks, dropout=0.0)
+
+
+class EditedBias(Bias):
+    """What is added to the scores of a call so that its weights are the edited ones."""
+
+    saved_as = None
+
+    def __init__(self, block: Block, touched: Tensor | None, told: Tensor | None) -> None:
+        """`touched` and `told` mark rows of the block; None: all of them are told."""
+        self.block, self.touched, self.told = block, touched, told
+        self._last: tuple[tuple[int, int], Tensor] | None = None
+
+    def tile(
+        self,
+        rows: slice,
+        columns: slice,
+        queries: int,
+        keys: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        block, call = self.block, self.block.call
+        shape = (*call.sizes.batch, call.sizes.heads, rows.stop - rows.start, columns.stop - columns.start)
+        before = torch.zeros((), device=call.device) if call.bias is None else bias_tile(call, rows, columns)
+        found = before.to(dtype).expand(shape).clone()
+        start, stop = (int(x) for x in torch.searchsorted(block.rows, torch.tensor([rows.start, rows.stop])))
+        if start < stop:
+            part = slice(start, stop)
+            at = (block.at[0], block.at[1], block.at[2][..., part] - rows.start)
+            new = self._scores(part, columns).to(dtype)
+            if self.touched is not None:
+                new = torch.where(self.touched[..., part, None], new, found[at])
+            found = found.index_put(at, new)
+        return found.to(device or call.device)
+
+    def _scores(self, rows: slice, columns: slice) -> Tensor:
+        if self.told is None:
+            return self._logs(rows)[..., columns]
+        scores, visible, _, _ = self.block.scores(rows, columns)
+        plain = (scores - self.block.capped(rows, columns)).masked_fill(~visible, -torch.inf)
+        if not bool(self.told[..., rows].any()):
+            return plain
+        return torch.where(self.told[..., rows, None], self._logs(rows)[..., columns], plain)
+
+    def _logs(self, rows: slice) -> Tensor:
+        """The logarithms of whole rows of weights: tiles of one band are asked for one after the other."""
+        key = (rows.start, rows.stop)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self.block.weights(rows)[0].log())
+        return self._last[1]
+
+    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int) -> None:
+        """It was made for its call."""
+
+    def to(self, device: torch.device | str, copy: bool = False) -> EditedBias:
+        """A photograph: nobody else writes into what it is made of."""
+        call = self.block.call
+        if not copy and call.device == torch.device(device):
+            return self
+        moved = {name: getattr(call, name).to(device, copy=copy) for name in ("q", "k", "v")}
+        more = {
+            name: None if (x := getattr(call, name)) is None else x.to(device, copy=copy)
+            for name in ("mask", "bias", "sinks")
+        }
+        block = Block(call.replace(**moved, **more), self.block.acts, self.block.place, everything=self.told is None)
+        marks = (None if x is None else x.to(device) for x in (self.touched, self.told))
+        return EditedBias(block, *marks)
+
+    def __repr__(self) -> str:
+        return f"edited({', '.join(repr(act.edit) for act in self.block.acts)})"
