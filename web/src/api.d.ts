@@ -9,6 +9,12 @@ export type paths = Record<string, never>;
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /** @description What is asked about: a token, another one instead, after a position. */
+        Aim: {
+            token: string;
+            than: string;
+            after: number | null;
+        };
         /** @description One cell of a map. */
         Cell: {
             query: number;
@@ -19,6 +25,7 @@ export interface components {
             of?: number;
             score?: number | null;
             entropy: number | null;
+            reading?: number | null;
             others: components["schemas"]["RowValue"][];
         };
         /** @description One cell in every layer and head; null where it is hidden. */
@@ -130,6 +137,21 @@ export interface components {
             /** @description pause, step (one more token), go, or stop here */
             do: string;
         };
+        /** @description What to read a run for. */
+        NewReading: {
+            /**
+             * @description a token, the likeliest if empty
+             * @default
+             */
+            token: string;
+            /**
+             * @description another one instead of it
+             * @default
+             */
+            than: string;
+            /** @description the position it comes after; the last if left out */
+            after?: number | null;
+        };
         /** @description A text to run a model on. */
         NewRun: {
             /** @description at most 1 MB of UTF-8 */
@@ -144,10 +166,30 @@ export interface components {
              */
             generate: number;
             /**
+             * @description edits of its attention, e.g. ablate:23.3, cut:23.3:q13:k9
+             * @default []
+             */
+            edits: string[];
+            /**
              * @description ids of the first of them, e.g. up to an alternative
              * @default []
              */
             begun: number[];
+        };
+        /** @description What comes next: the likeliest tokens, the one asked about and another one; `value`: the difference of logits. */
+        Next: {
+            after: number;
+            tokens: components["schemas"]["NextToken"][];
+            token: components["schemas"]["NextToken"];
+            than: components["schemas"]["NextToken"] | null;
+            value: number;
+        };
+        /** @description A token that may come next, its probability and its logit. */
+        NextToken: {
+            id: number;
+            text: string;
+            p: number;
+            logit: number;
         };
         /** @description Where an order stands. */
         Order: {
@@ -223,6 +265,10 @@ export interface components {
             got: string;
             try: string;
         };
+        /** @description What is on the screen, as a program. */
+        Python: {
+            python: string;
+        };
         /** @description A statistic of a row. */
         RowValue: {
             name: string;
@@ -233,7 +279,9 @@ export interface components {
         /**
          * @description A run: its model, its text, its layers, and what attended without being caught.
          *
-         *     `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text.
+         *     `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text. A reading of a run
+         *     is a run too: `of` is what its cells are, `base` the run, `most` its largest cell, `aim` what it is for, `value` its
+         *     value. `own` are readings that the run has by itself, `why_not` the reason why no others can be made.
          */
         Run: {
             id: string;
@@ -254,6 +302,16 @@ export interface components {
             growing: boolean;
             prompt: number | null;
             asked: string | null;
+            edits: string[];
+            base: string;
+            /** @enum {string} */
+            of: "weights" | "norms" | "influence" | "pull";
+            signed: boolean;
+            most: number | null;
+            aim: components["schemas"]["Aim"] | null;
+            value: number | null;
+            own: string[];
+            why_not: string | null;
         };
         /** @description A run, as the list of runs has it. */
         RunInShort: {

@@ -8,14 +8,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sightline.editing import edit
 from sightline.errors import InputError
+from sightline.explore.changes import edits_of
 from sightline.explore.reasons import left_out
 from sightline.explore.writing import NEXT, Pace, Writing, likeliest
 from sightline.models import load as load_model
@@ -53,11 +55,12 @@ class RunRequest:
     layers: str | None = None
     generate: int = 0
     begun: tuple[int, ...] = ()  # ids that are written first, of those to generate
+    edits: tuple[str, ...] = ()  # as `changes` reads them
 
     @property
     def id(self) -> str:
         """The name of the run that it leads to: a hash of model, text and options."""
-        options = [list(self.begun)] if self.begun else []
+        options = [list(self.begun), *self.edits] if self.begun or self.edits else []
         content = json.dumps([self.model, self.text, self.layers, self.generate, *options])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -178,8 +181,12 @@ def watched(
     layers, is_language = _layers(model, request), hasattr(model, "stream")
     meta: dict[str, Any] = {"asked": request.text} if request.generate else {}
     meta |= {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
+    changes = edits_of(request.edits)
+    if changes:
+        meta["edits"] = list(request.edits)
     with (
         torch.no_grad(),
+        edit(model, changes) if changes else nullcontext(),
         watch(model, layers, keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,
     ):
         seen.meta.update(meta)
@@ -307,10 +314,12 @@ class _Peek:
 def _progress(model: Any, report: Report, stage: str, peek: Callable[[], None]) -> Iterator[None]:
     """Report every attention layer that is done, and let those that are there be looked at."""
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    done = 0
+    done, mine = 0, threading.get_ident()
 
     def hook(*_: object) -> None:
         nonlocal done
+        if threading.get_ident() != mine:
+            return  # somebody else asks the same model something
         done += 1
         if done < len(layers):
             peek()  # first: whoever hears of a layer asks for it

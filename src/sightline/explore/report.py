@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.explore import bookmarks, measures, thumbs
+from sightline.explore import bookmarks, measures, readings, thumbs
 from sightline.explore.links import first_head, link_of
 from sightline.explore.overview import COARSE, TRACK, overview_level
 from sightline.explore.page import STATIC, asset
@@ -66,7 +66,7 @@ def report(run: Run, static: Path = STATIC) -> bytes:
 
 
 def _data(run: Run) -> dict[str, Any]:
-    about = run.about()
+    about = readings.about(run)
     pictures = [
         np.stack([thumbs.thumb(run.view(layer.index, head).pyramid)[0] for head in range(layer.heads)])
         for layer in run.layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sightline.errors import InputError
+from sightline.explore.changes import read
 
 MOST = 4096
 
@@ -19,8 +20,18 @@ def check_told(meta: dict[str, Any]) -> None:
         and _list(written["tokens"], lambda one: _token(one, "others") and _list(one["others"], _token))
     ):
         raise InputError("meta.written is not a text that was written, token by token")
+    edits = meta.get("edits")
+    if edits is not None and not (isinstance(edits, list) and len(edits) <= 32 and all(map(_is_edit, edits))):
+        raise InputError("meta.edits are no edits of the explorer's")
     if following is not None and not _list(following, lambda one: _token(one, "logit") and _number(one["logit"])):
         raise InputError("meta.next are not tokens that may come next")
+
+
+def _is_edit(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and bool(read(text))
+    except InputError:
+        return False
 
 
 def _token(one: Any, *more: str) -> bool:

@@ -19,6 +19,7 @@ import torch
 
 from sightline.errors import SightlineError
 from sightline.explore.model_runs import Models, Report, RunRequest, watched
+from sightline.explore.readings import ReadingRequest, compute
 from sightline.explore.reasons import told
 from sightline.explore.run import Run, as_run
 from sightline.explore.writing import Pace
@@ -38,7 +39,7 @@ class Job:
     """One request and where it stands: queued, running, done, failed or cancelled."""
 
     id: str
-    request: RunRequest
+    request: RunRequest | ReadingRequest
     state: str = "queued"
     stage: str = "waiting"
     done: int = 0
@@ -95,7 +96,7 @@ class JobQueue:
         self._thread: threading.Thread | None = None
         self._ending = False
 
-    def put(self, request: RunRequest) -> Job:
+    def put(self, request: RunRequest | ReadingRequest) -> Job:
         """Take a request; the same one twice is one job."""
         id = request.id
         with self._lock:
@@ -120,7 +121,7 @@ class JobQueue:
             self._queue.put(job)
         return job
 
-    def done(self, request: RunRequest) -> Job:
+    def done(self, request: RunRequest | ReadingRequest) -> Job:
         """The job of a run that is there already."""
         return self.by_id.get(request.id) or Job(request.id, request, state="done", stage="done")
 
@@ -255,6 +256,9 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
         try:
             report(stage=f"loading {job.request.model}")
             model, tokenizer = models.get(job.request.model)
+            if isinstance(job.request, ReadingRequest):
+                cleanup()
+                return compute(job.request, model, tokenizer, report)
             watched(model, tokenizer, job.request, folder, report, growing, job.pace)
             return as_run(job.id, load_run(folder), cleanup=cleanup)
         except BaseException:

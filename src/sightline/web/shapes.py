@@ -109,10 +109,21 @@ class Layer(TypedDict):
 
 
 @whole
+class Aim(TypedDict):
+    """What is asked about: a token, another one instead, after a position."""
+
+    token: str
+    than: str
+    after: int | None
+
+
+@whole
 class Run(TypedDict):
     """A run: its model, its text, its layers, and what attended without being caught.
 
-    `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text.
+    `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text. A reading of a run
+    is a run too: `of` is what its cells are, `base` the run, `most` its largest cell, `aim` what it is for, `value` its
+    value. `own` are readings that the run has by itself, `why_not` the reason why no others can be made.
     """
 
     id: str
@@ -130,6 +141,15 @@ class Run(TypedDict):
     growing: bool
     prompt: int | None
     asked: str | None
+    edits: list[str]
+    base: str
+    of: Literal["weights", "norms", "influence", "pull"]
+    signed: bool
+    most: float | None
+    aim: Aim | None
+    value: float | None
+    own: list[str]
+    why_not: str | None
 
 
 @whole
@@ -179,6 +199,7 @@ class Cell(TypedDict):
     of: NotRequired[int]
     score: NotRequired[float | None]
     entropy: float | None
+    reading: NotRequired[float | None]
     others: list[RowValue]
 
 

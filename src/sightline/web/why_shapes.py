@@ -17,6 +17,34 @@ class Token(TypedDict):
 
 
 @whole
+class NextToken(TypedDict):
+    """A token that may come next, its probability and its logit."""
+
+    id: int
+    text: str
+    p: float
+    logit: float
+
+
+@whole
+class Next(TypedDict):
+    """What comes next: the likeliest tokens, the one asked about and another one; `value`: the difference of logits."""
+
+    after: int
+    tokens: list[NextToken]
+    token: NextToken
+    than: NextToken | None
+    value: float
+
+
+@whole
+class Python(TypedDict):
+    """What is on the screen, as a program."""
+
+    python: str
+
+
+@whole
 class WrittenToken(TypedDict):
     """A token that was written, and the likeliest of those that were not."""
 
