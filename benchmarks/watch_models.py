@@ -33,7 +33,7 @@ from zoo_transformers import Case
 
 from sightline.watching import watch
 from sightline.watching.intercept import function_mode
-from sightline.watching.intercept.unseen import Trace
+from sightline.watching.intercept.marks import Trace
 
 ATTENDS = re.compile(r"attention|attn|multihead|^xca$", re.IGNORECASE)
 

@@ -31,6 +31,7 @@ LAYERS = (
     ("kernels",),
     ("backends",),
     ("lens",),
+    ("parallel",),
     ("nn", "steps"),
     ("models", "watching"),
     ("editing",),
@@ -71,6 +72,7 @@ PUBLIC_NAMES = (
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",
@@ -79,7 +81,7 @@ PUBLIC_NAMES = (
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "targets")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "targets", "parallel")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

@@ -1,6 +1,6 @@
 """Sightline: attention you can see through."""
 
-from sightline import caches, errors, lookup, models, nn, positions, steps, targets
+from sightline import caches, errors, lookup, models, nn, parallel, positions, steps, targets
 from sightline.backends import Choice, attention, which_backend
 from sightline.editing import Edits, edit
 from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
@@ -37,6 +37,7 @@ __all__ = [
     "nn",
     "observe",
     "padding",
+    "parallel",
     "positions",
     "prefix",
     "steps",

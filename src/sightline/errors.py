@@ -7,6 +7,7 @@ SightlineError
 │   └── TooLargeError                a result larger than memory allows, refused before it is made
 ├── InputTypeError (TypeError)       the wrong kind of thing, or the wrong dtype
 ├── SightFileError (ValueError)      a file that is damaged or was not written by Sightline
+├── RankError (RuntimeError)         another process of a group that died, hangs or does something else
 └── MissingExtraError (ImportError)  an optional package that is not installed
 ```
 """
@@ -91,6 +92,14 @@ class SightFileError(SightlineError, ValueError):
     """A file that is damaged, or that Sightline did not write.
 
     >>> issubclass(SightFileError, ValueError)
+    True
+    """
+
+
+class RankError(SightlineError, RuntimeError):
+    """A rank of torch.distributed that did not answer: it died, hangs, or took another path.
+
+    >>> issubclass(RankError, RuntimeError)
     True
     """
 

@@ -206,7 +206,7 @@ def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
         about = json.loads(file.metadata()["sightline"])
         assert set(file.keys()) == {"row", "q", "k"}
     assert about["sizes"] == [[1], 4, 2, 3, 5, 4, 4]
-    assert (about["scale"], about["normalizer"], about["format"]) == (0.25, "softmax", 2)
+    assert (about["scale"], about["normalizer"], about["format"]) == (0.25, "softmax", 3)
 
 
 def test_saved_files_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sightline.lessons.references import NOUNS, VERBS, Found, search, sentences
+from sightline.lessons.references import NOUNS, VERBS, search, sentences
 from sightline.models import load
 
 
@@ -61,15 +60,3 @@ def test_hits_of_heads_that_are_known() -> None:
     assert found.best() == [(0, 3)]
     assert found.weights[:, 0, 3].tolist() == [0.5, 0.0]
     assert found.held_out() == [(0, 3, 1.0), (0, 3, 1.0)]
-
-
-def test_chance_takes_the_best_of_all_heads() -> None:
-    right = torch.rand(5, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = Found(right, torch.zeros(3, 2), torch.zeros(2, 3, 2), 10)
-    best = []
-    for turned in itertools.product((False, True), repeat=5):
-        rates = torch.stack([1 - one if turn else one for one, turn in zip(right, turned)]).mean(0)
-        best.append(rates.max().item())
-    expected, probability = found.by_chance()
-    assert expected == pytest.approx(sum(best) / 32)
-    assert probability == pytest.approx(sum(one >= best[0] - 1e-9 for one in best) / 32)

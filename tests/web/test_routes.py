@@ -309,6 +309,45 @@ def test_runs_can_be_closed(client: Client, run: Run, service: Service) -> None:
     assert client.request("DELETE", f"/api/runs/{run.id}").status_code == 404
 
 
+def test_closing_a_run_can_be_undone(client: Client, service: Service) -> None:
+    ids = [ordered(client, f"text {i}") for i in range(3)]
+    gone: list[str] = []
+    for id in ids:
+        service.library.get(id).cleanup = lambda id=id: gone.append(id)
+    for id in ids:
+        assert client.request("DELETE", f"/api/runs/{id}").status_code == 204
+    assert gone == ids[:1], "two can be opened again, what came before them is gone"
+    answer = client.post(f"/api/runs/{ids[0]}/reopen")
+    assert answer.status_code == 404
+    assert "cannot be opened again" in answer.json()["error"]
+    assert client.post(f"/api/runs/{ids[2]}/reopen").status_code == 204
+    assert client.post(f"/api/runs/{ids[2]}/reopen").status_code == 204, "twice is once"
+    assert client.get(f"/api/runs/{ids[2]}/rows/0/0?q=1").status_code == 200
+    assert [run["id"] for run in client.get("/api/runs").json()["runs"]] == ids[2:]
+    # Run again, the one that was closed is let go of.
+    ordered(client, "text 1")
+    assert gone == ids[:2]
+    # One that made room comes back too, and another makes room for it.
+    for i in range(3, 10):
+        ordered(client, f"text {i}")
+    first = [run["id"] for run in client.get("/api/runs").json()["closed"]]
+    assert len(first) == 1
+    assert client.post(f"/api/runs/{first[0]}/reopen").status_code == 204
+    found = client.get("/api/runs").json()
+    assert first[0] in [run["id"] for run in found["runs"]]
+    assert len(found["runs"]) == 8
+    assert len(found["closed"]) == 1
+    assert found["closed"][0]["id"] != first[0]
+
+
+def test_the_text_of_a_run_is_whole(client: Client, run: Run) -> None:
+    text = "word " * 9000
+    id = ordered(client, text)
+    assert client.get(f"/api/runs/{id}/text").json() == {"text": text}
+    assert len(client.get(f"/api/runs/{id}").json()["text"]) == 20_000
+    assert client.get(f"/api/runs/{run.id}/text").json()["text"].split()[:2] == words(300)[:2]
+
+
 def test_a_saved_run_is_opened_when_asked_for_and_closed_for_others(service: Service) -> None:
     opened = []
 

@@ -72,6 +72,7 @@ def test_only_raw_numbers_and_files_are_not_described(client: Client) -> None:
         ("/api/limits", "/api/limits"),
         ("/api/runs", "/api/runs"),
         ("/api/runs/{run}", "/api/runs/{id}"),
+        ("/api/runs/{run}/text", "/api/runs/{id}/text"),
         ("/api/runs/{run}/tokens", "/api/runs/{id}/tokens?from=3&to=9"),
         ("/api/runs/{run}/portraits", "/api/runs/{id}/portraits"),
         ("/api/runs/{run}/peek/{layer}/{head}", "/api/runs/{id}/peek/1/2"),

@@ -374,6 +374,10 @@ export interface components {
                 number
             ][][][];
         };
+        /** @description The whole text of a run. */
+        Text: {
+            text: string;
+        };
         /** @description A token that might be written, and its probability. */
         Token: {
             id: number;

@@ -122,8 +122,9 @@ export class Camera {
   zoomBy(steps: number, around: Point | null = null): void {
     const now = this.map.getZoom();
     const fit = this.grid.fit(this.grid.width, this.grid.height);
-    const next = steps > 0 ? Math.floor(now + 1e-6) + steps : Math.ceil(now - 1e-6) + steps;
-    const zoom = clamp(next, fit, MAX_ZOOM);
+    // From between two levels to the next but half: a step is always seen.
+    const next = steps > 0 ? Math.floor(now + 0.5) + steps : Math.ceil(now - 0.5) + steps;
+    const zoom = next < fit + 0.25 ? fit : Math.min(next, MAX_ZOOM);
     if (zoom === now) return;
     if (zoom === fit) return this.whole(true);
     const point = around ?? { x: this.grid.width / 2, y: this.grid.height / 2 };

@@ -45,9 +45,16 @@ export function colorAt(name: MapName | "difference", t: number): Rgb {
   return [0, 1, 2].map((c) => Math.round(list[i][c] * (1 - f) + list[i + 1][c] * f)) as Rgb;
 }
 
-// Dark paper: the highest is the brightest. Light paper: the highest is the darkest.
+// The lowest colour on light paper: nearly that of the page, so that a map of nothing is no bright field.
+const PALE: Rgb = [246, 244, 248];
+const FADED = 0.3;
+
+// Dark paper: the highest is the brightest. Light paper: the highest is the darkest, the lowest is faded.
 export function rampColor(scale: Scale, t: number): Rgb {
-  return colorAt(scale.map, scale.dark ? t : 1 - t);
+  if (scale.dark) return colorAt(scale.map, t);
+  const full = Math.min(Math.max(t / FADED, 0), 1);
+  const color = colorAt(scale.map, 1 - t);
+  return color.map((c, i) => Math.round(PALE[i] + (c - PALE[i]) * full)) as Rgb;
 }
 
 // Where a weight lies on the scale: 0 at the floor, 1 at the top.
@@ -109,6 +116,20 @@ export function css(color: Rgb, alpha = 1): string {
 // The floor of a run: the decade below a tenth of what each key would get if all got the same.
 export function floorFor(keys: number): number {
   return 10 ** Math.floor(Math.log10(0.1 / Math.max(keys, 1)) + 1e-9);
+}
+
+// Up to so many keys colours are linear from 0: each weight is a good part of 1.
+const SHORT = 64;
+
+// The scale that a run opens with.
+export function opening(keys: number): { scale: ScaleName; lo: number } {
+  return keys <= SHORT ? { scale: "linear", lo: 0 } : { scale: "log", lo: floorFor(keys) };
+}
+
+// Logarithms need a floor; a linear scale begins at 0 unless someone chose otherwise.
+export function rescaled(scale: ScaleName, lo: number, keys: number): { scale: ScaleName; lo: number } {
+  if (scale === "log") return { scale, lo: lo > 0 ? lo : floorFor(keys) };
+  return { scale, lo: lo === floorFor(keys) ? 0 : lo };
 }
 
 // A weight as people read it.

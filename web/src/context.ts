@@ -3,14 +3,14 @@
 import { batch, signal } from "@preact/signals-core";
 import { carried } from "./carrier";
 import { onChange } from "./changes";
-import { floorFor, type Scale } from "./colors";
+import { opening, rescaled, type Scale, type ScaleName } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
 import { fitted } from "./fitted";
 import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
-import { bare, type State, Store } from "./state";
+import { bare, type State, Store, same } from "./state";
 import { store, stored } from "./storage";
 
 // Milliseconds between two words to the server that a run is looked at.
@@ -97,6 +97,10 @@ export class Context {
   scale(difference = false): Scale {
     const { scale, lo, hi, map } = this.state;
     return { name: scale, lo, hi, map, dark: this.dark.value, difference };
+  }
+
+  useScale(name: ScaleName): void {
+    this.store.push(rescaled(name, this.state.lo, this.run.value?.longest ?? 1));
   }
 
   switchTheme(): void {
@@ -196,7 +200,8 @@ export class Context {
       this.run.value = run;
       this.tokens.value++;
       // The floor is that of the length, as who comes later sees it; unless someone chose another.
-      if (this.state.lo === floorFor(open.longest)) this.store.replace({ lo: floorFor(run.longest) });
+      const { scale, lo } = this.state;
+      if (same({ scale, lo }, opening(open.longest))) this.store.replace(opening(run.longest));
       if (this.following.value) this.store.replace({ q: [info.layers[0].queries - 1], k: null });
     });
   }
@@ -248,7 +253,7 @@ export class Context {
       q: link ? [link[0]] : [],
       k: link ? link[1] : null,
       at: null,
-      lo: floorFor(run.longest),
+      ...opening(run.longest),
       hi: 1,
       other: null,
       difference: false,

@@ -176,6 +176,8 @@ export class ExportDialog {
         ),
       );
     }
+    const axis = (text: string, y: number) => svg("text", { x: 8, y, fill: ink, "font-weight": "bold" }, text);
+    node.append(axis("keys → across", top - 26), axis("queries ↓ down", top - 8));
     const steps = 64;
     for (let i = 0; i < steps; i++) {
       const t = i / (steps - 1);

@@ -1,6 +1,6 @@
 // An address made to fit the run it names: what is impossible is put right, and said.
 
-import { floorFor } from "./colors";
+import { opening, rescaled } from "./colors";
 import type { OpenRun } from "./run";
 import type { State } from "./state";
 
@@ -10,7 +10,8 @@ export function fitted(
   live: boolean,
 ): { state: Partial<State>; notices: string[] } {
   const notices: string[] = [];
-  const state = { lo: floorFor(run.longest), hi: 1, ...given };
+  const scale = given.scale ?? (given.lo ? "log" : opening(run.longest).scale);
+  const state = { ...rescaled(scale, given.lo ?? 0, run.longest), hi: 1, ...given };
   const layers = run.info.layers.length;
   if (state.layer !== undefined && state.layer >= layers) {
     notices.push(`there is no layer ${state.layer}`);
@@ -37,10 +38,9 @@ export function fitted(
     notices.push("a report has no steps");
     state.view = "map";
   }
-  if (!(state.lo > 0 && state.hi > state.lo && state.hi <= 1)) {
+  if (!((state.lo > 0 || state.scale === "linear") && state.hi > state.lo && state.hi <= 1)) {
     notices.push("the colour bounds do not fit");
-    state.lo = floorFor(run.longest);
-    state.hi = 1;
+    Object.assign(state, rescaled(state.scale, 0, run.longest), { hi: 1 });
   }
   return { state, notices };
 }

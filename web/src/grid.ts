@@ -43,7 +43,7 @@ export class Grid {
     return 2 ** (this.zoom + this.sq);
   }
 
-  // Levels of the tiles that are shown: each bin is one pixel, or a cell is several.
+  // Levels of the tiles that are shown: each bin is a pixel or somewhat more, so that none is lost between two.
   get lq(): number {
     return this.levels()[0];
   }
@@ -53,8 +53,8 @@ export class Grid {
 
   private levels(): [number, number] {
     for (let up = 0; ; up++) {
-      const lq = Math.max(this.floor[0], Math.round(-(this.zoom + this.sq)) + up);
-      const lk = Math.max(this.floor[1], Math.round(-(this.zoom + this.sk)) + up);
+      const lq = Math.max(this.floor[0], level(this.zoom + this.sq) + up);
+      const lk = Math.max(this.floor[1], level(this.zoom + this.sk) + up);
       const down = inView(this.height, this.queries, this.ch, lq);
       if (!(down * inView(this.width, this.keys, this.cw, lk) > this.most)) return [lq, lk];
     }
@@ -71,14 +71,13 @@ export class Grid {
     return this.oy + this.queries * this.ch;
   }
 
-  // The zoom at which the whole map is seen. Large cells may have any size; bins are always whole pixels.
+  // The zoom at which the whole map fills its pane: cells and bins may have any size from a pixel up.
   fit(width: number, height: number): number {
     const exact = Math.min(
       Math.log2(Math.max(width, 1) / (this.keys * 2 ** this.sk)),
       Math.log2(Math.max(height, 1) / (this.queries * 2 ** this.sq)),
     );
-    const zoom = exact >= 2 ? Math.floor(exact * 16) / 16 : Math.floor(exact);
-    return Math.min(zoom, 5.5);
+    return Math.min(exact, MAX_ZOOM);
   }
 
   column(x: number): number {
@@ -118,6 +117,11 @@ export class Grid {
       k1: clip(this.column(this.width - 1) + 1, this.keys),
     };
   }
+}
+
+// How many halvings make bins of at least a pixel; what a rounded address is off by is no halving.
+function level(zoom: number): number {
+  return Math.max(0, Math.ceil(-zoom - 0.01));
 }
 
 // The most tiles of a level that a length of the view can touch, wherever it begins.

@@ -1,17 +1,19 @@
 // The Heads rail: every head as a thumbnail, ranked; the portrait of the one that is open, and those like it.
 
+import { SINK, withoutFirst } from "./aside";
 import { onChange } from "./changes";
-import { css, rampColor, show, thumbTable } from "./colors";
+import { css, rampColor, show, thumbTable, thumbWeight } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
 import { extra, filled, said, written } from "./measures";
 import { type OpenRun, THUMB } from "./run";
+import type { Measure } from "./source";
 
 // "interest", "layer", or the name of a measure.
 type Order = string;
 
 const CHIPS: { order: Order; name: string; title: string }[] = [
-  { order: "interest", name: "Interesting", title: "focused, and neither on the first nor on the previous token" },
+  { order: "interest", name: "Interesting", title: "focused, and on neither the first token, itself nor a neighbour" },
   { order: "focus", name: "Focused", title: "low entropy for the number of visible keys" },
   { order: "previous", name: "Previous", title: "looks at the token before" },
   { order: "first", name: "Sink", title: "looks at the first token" },
@@ -30,6 +32,7 @@ export class Heads {
   private order: Order = "interest";
   private listed: [number, number][] = [];
   private cursor = 0;
+  private explained = new Set<string>(); // measures whose meaning is shown
 
   constructor(private context: Context) {
     this.node = el(
@@ -56,7 +59,7 @@ export class Heads {
       this.draw();
     });
     onChange(context.dark, () => this.draw());
-    context.store.on(["map"], () => this.draw());
+    context.store.on(["map", "scale", "lo", "hi", "aside"], () => this.draw());
     context.store.on(["layer", "head"], () => {
       this.mark();
       this.drawPortrait();
@@ -106,10 +109,7 @@ export class Heads {
 
   private score(run: OpenRun, layer: number, head: number): number | null {
     if (this.order === "layer") return null;
-    const value = (name: string) => run.measure(layer, head, name);
-    if (this.order !== "interest") return value(this.order);
-    const focus = value("focus");
-    return focus === null ? null : focus * (1 - (value("first") ?? 0)) * (1 - (value("previous") ?? 0));
+    return run.measure(layer, head, this.order);
   }
 
   private draw(): void {
@@ -121,7 +121,10 @@ export class Heads {
     if (this.order === "layer") this.listed = all;
     else {
       const scores = new Map(all.map(([l, h]) => [`${l}/${h}`, this.score(run, l, h) ?? -Infinity]));
-      this.listed = [...all].sort((a, b) => scores.get(`${b[0]}/${b[1]}`)! - scores.get(`${a[0]}/${a[1]}`)!);
+      // The head that opens first stands first: its link stands out most of the interesting ones.
+      const first = this.order === "interest" ? run.portraits?.first : undefined;
+      if (first) scores.set(`${first[0]}/${first[1]}`, Infinity);
+      this.listed = [...all].sort((a, b) => scores.get(`${b[0]}/${b[1]}`)! - scores.get(`${a[0]}/${a[1]}`)! || 0);
     }
     const byLayer = this.order === "layer";
     const heads = Math.max(...run.info.layers.map((layer) => layer.heads));
@@ -129,12 +132,7 @@ export class Heads {
     const small = byLayer && room / heads < LARGE;
     this.grid.classList.toggle("by-layer", byLayer);
     this.grid.classList.toggle("small", small);
-    const table = thumbTable({
-      ...this.context.scale(),
-      name: "log",
-      lo: 10 ** Math.floor(Math.log10(0.1 / run.longest)),
-      hi: 1,
-    });
+    const table = thumbTable(this.context.scale());
     const rows: HTMLElement[] = [];
     const cells = this.listed.map(([layer, head], i) => this.cell(run, layer, head, i, table, small));
     if (byLayer) {
@@ -168,7 +166,7 @@ export class Heads {
       cell.append(swatch);
     } else {
       const canvas = el("canvas", { class: "thumb", attrs: { width: THUMB, height: THUMB } });
-      drawThumb(canvas, run, layer, head, table);
+      drawThumb(canvas, run, layer, head, table, this.context.state.aside);
       cell.append(
         canvas,
         el(
@@ -211,16 +209,17 @@ export class Heads {
         bar.style.width = `${100 * filled(measure, value)}%`;
         return el(
           "li",
-          { title: said(measure) },
-          el("span", {}, measure.label),
+          {},
+          el("span", {}, measure.label, this.what(measure)),
           el("span", { class: "track" }, bar),
           el("b", {}, written(measure, value)),
+          this.explained.has(measure.name) ? el("p", { class: "what-said" }, said(measure)) : null,
         );
       })
       .filter((x) => x !== null);
     const similar = (run.portraits?.similar[layer]?.[head] ?? []).map(([l, h, alike]) => {
       const canvas = el("canvas", { class: "thumb", attrs: { width: THUMB, height: THUMB } });
-      drawThumb(canvas, run, l, h, thumbTable(this.context.scale()));
+      drawThumb(canvas, run, l, h, thumbTable(this.context.scale()), this.context.state.aside);
       return el(
         "button",
         {
@@ -242,6 +241,24 @@ export class Heads {
     );
   }
 
+  // What a measure means is a sentence in place, for keys and touch too.
+  private what(measure: Measure): HTMLElement {
+    const open = this.explained.has(measure.name);
+    const title = `what is ${measure.label}?`;
+    const button = el(
+      "button",
+      { class: "what", title, attrs: { type: "button", "aria-label": title, "aria-expanded": String(open) } },
+      "?",
+    );
+    button.addEventListener("click", () => {
+      if (open) this.explained.delete(measure.name);
+      else this.explained.add(measure.name);
+      this.drawPortrait();
+      this.portrait.querySelector<HTMLElement>(`[aria-label="${title}"]`)?.focus();
+    });
+    return button;
+  }
+
   private showPreview(event: PointerEvent): void {
     const cell = (event.target as HTMLElement).closest<HTMLElement>(".head");
     const run = this.context.run.value;
@@ -251,7 +268,7 @@ export class Heads {
     }
     const [layer, head] = this.listed[Number(cell.dataset.i)];
     const canvas = el("canvas", { class: "thumb large", attrs: { width: THUMB, height: THUMB } });
-    drawThumb(canvas, run, layer, head, thumbTable(this.context.scale()));
+    drawThumb(canvas, run, layer, head, thumbTable(this.context.scale()), this.context.state.aside);
     this.preview.replaceChildren(
       canvas,
       el("strong", {}, run.name(layer, head)),
@@ -302,9 +319,14 @@ export function drawThumb(
   layer: number,
   head: number,
   table: Uint32Array,
+  aside = false, // whether the first token is, where it takes much
 ): void {
-  const thumb = run.thumb(layer, head);
   const [rows, columns] = run.thumbSize(layer);
+  const whole = run.thumb(layer, head);
+  const first = run.sink(layer, head);
+  const single = columns === run.layer(layer).keys;
+  const thumb =
+    whole && aside && first > SINK ? withoutFirst(whole, [rows, columns], THUMB, first, single, thumbWeight) : whole;
   canvas.width = columns;
   canvas.height = rows;
   if (!thumb) return;

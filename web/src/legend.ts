@@ -14,9 +14,7 @@ export class Legend {
   private lo = bound("lowest colour at");
   private least = el("span", { class: "least", attrs: { hidden: true } });
   private hi = bound("highest colour at");
-  private scale = segmented("scale", ["log", "linear"], (name) =>
-    this.context.store.push({ scale: name as "log" | "linear" }),
-  );
+  private scale = segmented("scale", ["log", "linear"], (name) => this.context.useScale(name as "log" | "linear"));
   private pool = segmented("pooling", ["mean", "max"], (name) =>
     this.context.store.push({ pool: name as "mean" | "max" }),
   );
@@ -67,12 +65,13 @@ export class Legend {
   }
 
   private bounds(): void {
-    const { lo, hi } = this.context.state;
+    const { lo, hi, scale } = this.context.state;
     const low = Number(this.lo.value);
     const high = Number(this.hi.value);
-    if (low > 0 && high > low && high <= 1) this.context.store.push({ lo: low, hi: high });
+    const linear = scale === "linear";
+    if ((low > 0 || (linear && low === 0)) && high > low && high <= 1) this.context.store.push({ lo: low, hi: high });
     else {
-      this.context.say("bounds: 0 < lowest < highest ≤ 1");
+      this.context.say(`bounds: 0 ${linear ? "≤" : "<"} lowest < highest ≤ 1`);
       this.lo.value = String(lo);
       this.hi.value = String(hi);
     }
@@ -109,7 +108,7 @@ export class Legend {
     const same = scale === "log" ? [`apart by less than ${show(lo)}`, `< ±${show(lo)}`] : ["no difference", "0"];
     this.swatches.replaceChildren(
       masked,
-      ...(diff ? [swatch(same[0], same[1], colorAt("difference", 0.5))] : [zero, floor]),
+      ...(diff ? [swatch(same[0], same[1], colorAt("difference", 0.5))] : lo > 0 ? [zero, floor] : [zero]),
     );
   }
 }
@@ -123,7 +122,7 @@ function bound(name: string): HTMLInputElement {
 
 // A bound as it is typed: 0.25, or 1e-5.
 export function number(x: number): string {
-  return x >= 0.001 ? String(Number(x.toPrecision(3))) : x.toExponential();
+  return x >= 0.001 || x === 0 ? String(Number(x.toPrecision(3))) : x.toExponential();
 }
 
 // How a pixel is made of cells, at this zoom.

@@ -1,5 +1,6 @@
 // Two columns of tokens and lines between them, as wide and as dark as the weight. Short texts whole, long ones in part.
 
+import { left, SINK } from "./aside";
 import { onChange } from "./changes";
 import { css, paper, show } from "./colors";
 import type { Context } from "./context";
@@ -20,6 +21,7 @@ export interface Line {
   q: number;
   k: number;
   weight: number;
+  shade?: number; // how strong it is drawn: of what the first token leaves, where that is set aside
 }
 
 export class Links {
@@ -41,7 +43,14 @@ export class Links {
 
   constructor(private context: Context) {
     const frame = el("div", { class: "links-frame" }, this.left, this.lines, this.right);
-    this.scroller = el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, frame);
+    const heading = el(
+      "div",
+      { class: "links-frame links-heading", attrs: { "aria-hidden": "true" } },
+      el("span", {}, "queries"),
+      el("span", {}, "look at"),
+      el("span", {}, "keys"),
+    );
+    this.scroller = el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, heading, frame);
     this.node = el("div", { class: "links" }, this.about, this.far, this.scroller);
     for (const [column, isQuery] of [
       [this.left, true],
@@ -72,7 +81,8 @@ export class Links {
     });
     onChange(context.tokens, () => this.later());
     onChange(context.again, () => this.later());
-    context.store.on(["layer", "head", "run"], () => this.later());
+    context.store.on(["layer", "head", "run", "aside"], () => this.later());
+    onChange(context.portraits, () => this.later());
     context.store.on(["q"], () => {
       this.due = true;
       this.later();
@@ -95,9 +105,9 @@ export class Links {
   drawing(): SVGSVGElement {
     const run = this.context.run.value!;
     const dark = this.context.dark.value;
-    const [width, height] = [WIDE + 320, Math.max(this.stop - this.first, this.keyStop - this.first) * LINE];
+    const [width, height] = [WIDE + 320, (Math.max(this.stop - this.first, this.keyStop - this.first) + 1.5) * LINE];
     const size = { viewBox: `0 0 ${width} ${height}`, width, height };
-    const lines = svg("g", { transform: "translate(160 0)", stroke: getComputedStyle(this.lines).stroke });
+    const lines = svg("g", { transform: `translate(160 ${1.5 * LINE})`, stroke: getComputedStyle(this.lines).stroke });
     for (const shown of this.lines.children as HTMLCollectionOf<SVGPathElement>) {
       const line = this.path(this.found[Number(shown.dataset.i)], WIDE);
       line.setAttribute("stroke-opacity", getComputedStyle(shown).strokeOpacity); // what is set aside stays so
@@ -106,12 +116,14 @@ export class Links {
     const ink = { "font-family": "sans-serif", "font-size": 13, fill: dark ? "#eee" : "#222" };
     const keys = run.keyTokens(this.context.state.layer);
     const text = (i: number, x: number, anchor: string, label: string) =>
-      svg("text", { x, y: (i - this.first + 0.68) * LINE, "text-anchor": anchor, ...ink }, label);
+      svg("text", { x, y: (i - this.first + 2.18) * LINE, "text-anchor": anchor, ...ink }, label);
     return svg(
       "svg",
       { xmlns: "http://www.w3.org/2000/svg", ...size },
       svg("rect", { width, height, fill: css(paper(dark)) }),
       lines,
+      svg("text", { x: 150, y: LINE, "text-anchor": "end", ...ink, "font-weight": "bold" }, "queries"),
+      svg("text", { x: WIDE + 170, y: LINE, "text-anchor": "start", ...ink, "font-weight": "bold" }, "keys"),
       ...range(this.first, this.stop).map((i) => text(i, 150, "end", run.tokens.label(i))),
       ...range(this.first, this.keyStop).map((i) => text(i, WIDE + 170, "start", keys.label(i))),
     );
@@ -130,6 +142,8 @@ export class Links {
     this.about.textContent = whole
       ? `the ${TOP} strongest keys of every query, from ${LEAST} up`
       : `tokens ${this.first.toLocaleString("en")} to ${(this.stop - 1).toLocaleString("en")} of ${info.queries.toLocaleString("en")}, around the pinned query; farther keys as chips`;
+    const sink = this.context.state.aside && run.sink(layer, head) > SINK ? run.sink(layer, head) : 0;
+    if (sink) this.about.append(`; the first token, ${Math.round(100 * sink)} %, is set aside: lines show the rest`);
     const now = ++this.asked;
     const floor = run.source.floor?.(layer, head) ?? info.floor;
     if (!floor || floor[0] || floor[1]) {
@@ -150,17 +164,25 @@ export class Links {
     try {
       // Rows of one tile, or of those that hold this part of the map.
       const lines: Line[] = [];
+      const tile = async (y: number, x: number) => {
+        const ref = { run: run.id, rev: run.rev, layer, head, lq: 0, lk: 0, y, x, pool: "mean" as const };
+        const { values } = this.context.loader.get(ref) ?? (await run.source.tile(ref, new AbortController().signal));
+        return values;
+      };
       for (let y = Math.floor(this.first / 256); y * 256 < this.stop; y++)
         for (let x = Math.floor(this.first / 256); x * 256 < this.keyStop; x++) {
-          const ref = { run: run.id, rev: run.rev, layer, head, lq: 0, lk: 0, y, x, pool: "mean" as const };
-          const tile = this.context.loader.get(ref) ?? (await run.source.tile(ref, new AbortController().signal));
+          const values = await tile(y, x);
+          const firsts = sink && x ? await tile(y, 0) : values;
           if (now !== this.asked) return;
-          if (!tile.values) continue;
+          if (!values) continue;
           for (let i = Math.max(this.first, y * 256); i < Math.min(this.stop, (y + 1) * 256); i++) {
-            const row = tile.values.subarray((i - y * 256) * 256, (i - y * 256 + 1) * 256);
-            for (const j of topOf(row, TOP))
-              if (row[j] >= LEAST && x * 256 + j >= this.first && x * 256 + j < this.keyStop)
-                lines.push({ q: i, k: x * 256 + j, weight: row[j] });
+            const row = values.subarray((i - y * 256) * 256, (i - y * 256 + 1) * 256);
+            const rest = sink ? left(firsts?.[(i - y * 256) * 256] ?? 0) : 1;
+            for (const j of topOf(row, TOP + 1)) {
+              const [k, shade] = [x * 256 + j, row[j] / rest];
+              if (shade >= LEAST && k >= this.first && k < this.keyStop && !(sink && k === 0))
+                lines.push({ q: i, k, weight: row[j], shade });
+            }
           }
         }
       this.found = strongest(lines);
@@ -212,13 +234,13 @@ export class Links {
     this.mark();
   }
 
-  private path({ q, k, weight }: Line, wide: number, i: number | null = null): SVGPathElement {
+  private path({ q, k, weight, shade = weight }: Line, wide: number, i: number | null = null): SVGPathElement {
     const [a, b] = [(q - this.first + 0.5) * LINE, (k - this.first + 0.5) * LINE];
     const path = svg("path", {
       d: `M0 ${a}C${wide / 2} ${a} ${wide / 2} ${b} ${wide} ${b}`,
       fill: "none",
-      "stroke-width": (0.6 + 3.4 * weight).toFixed(2),
-      "stroke-opacity": Math.max(0.08, weight).toFixed(3),
+      "stroke-width": (0.6 + 3.4 * shade).toFixed(2),
+      "stroke-opacity": Math.min(1, Math.max(0.08, shade)).toFixed(3),
       ...(i === null ? {} : { "data-i": i, "data-q": q, "data-k": k }),
     });
     path.append(svg("title", {}, show(weight)));

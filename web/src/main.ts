@@ -1,5 +1,6 @@
 // The page: header, Heads, the centre with its tabs, Text; and the keyboard.
 
+import { AsideSwitch } from "./aside";
 import { onChange } from "./changes";
 import "leaflet/dist/leaflet.css";
 import "./style.css";
@@ -21,6 +22,7 @@ import { sentence } from "./source";
 import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
+import type { Tokens } from "./tokens";
 import { Wall } from "./wall";
 import { WhyBar } from "./whybar";
 import { WrittenView } from "./written";
@@ -29,6 +31,7 @@ class App {
   private context = new Context();
   private live = el("div", { class: "visually-hidden", attrs: { "aria-live": "polite", role: "status" } });
   private notice = new NoticeLine(this.context);
+  private aside = new AsideSwitch(this.context);
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
   private help = new Help();
@@ -95,7 +98,7 @@ class App {
       "main",
       { class: "main" },
       el("h1", { class: "visually-hidden" }, "Sightline explorer"),
-      this.sentence,
+      el("div", { class: "sentence-line" }, this.sentence, this.aside.node),
       this.why.node,
       handle,
       this.heads.node,
@@ -161,7 +164,7 @@ class App {
     onChange(context.again, tell);
   }
 
-  // "they" → "kids" 0.814 layer 3 head 1
+  // they (10) looks at kids (2): 0.814 layer 3 head 1
   private async state(): Promise<void> {
     const { context } = this;
     const run = context.run.value;
@@ -175,14 +178,18 @@ class App {
     const parts: Node[] = [];
     queries.slice(0, 4).forEach((query, i) => {
       if (i) parts.push(document.createTextNode(" + "));
-      parts.push(el("q", {}, run.tokens.element(query, 24)));
+      parts.push(...placed(run.tokens, query));
     });
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
     if (key !== null && key < keys.length)
-      parts.push(el("span", { class: "arrow" }, " → "), el("q", {}, keys.element(key, 24)));
+      parts.push(
+        document.createTextNode(queries.length === 1 ? " looks at " : " look at "),
+        ...placed(keys, key),
+        document.createTextNode(": "),
+      );
     if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
     const weight = el("b", { class: "weight" });
-    this.sentence.replaceChildren(...parts, weight, where);
+    this.sentence.replaceChildren(el("span", { class: "link" }, ...parts, weight), " ", where);
     if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
       try {
         const row = await run.row(layer, head, queries);
@@ -332,7 +339,7 @@ class App {
   private shortcuts(map: MapView | null): Record<string, () => void> {
     const { context } = this;
     const { state } = context;
-    const log = () => context.store.push({ scale: state.scale === "log" ? "linear" : "log" });
+    const log = () => context.useScale(state.scale === "log" ? "linear" : "log");
     const pool = () => context.store.push({ pool: state.pool === "mean" ? "max" : "mean" });
     const diagonal = () => context.store.push({ diagonal: !state.diagonal });
     const lacks = (what: string) => () => context.say(`a report has no ${what}: open the run in sightline serve`);
@@ -394,6 +401,12 @@ class App {
     next.click();
     event.preventDefault();
   }
+}
+
+// A token and where it stands: the same word may be there twice.
+function placed(tokens: Tokens, i: number): Node[] {
+  const place = el("span", { class: "position" }, ` (${i.toLocaleString("en")})`);
+  return tokens.text(i) === "" ? [tokens.element(i, 24)] : [tokens.element(i, 24), place];
 }
 
 void new App().start();

@@ -105,7 +105,8 @@ export class MapCentre {
     found.sort((a, b) => a - b);
     const low = found[Math.floor(found.length * 0.02)];
     const high = found[found.length - 1];
-    const lo = Math.max(10 ** Math.floor(Math.log10(low)), 1e-12);
+    const linear = this.context.state.scale === "linear";
+    const lo = linear ? 0 : Math.max(10 ** Math.floor(Math.log10(low)), 1e-12);
     const hi = Math.min(1, Number(high.toPrecision(2)) >= high ? Number(high.toPrecision(2)) : high * 1.01);
     this.context.store.push({ lo, hi: hi > lo ? hi : Math.min(1, weightAt(this.context.scale(), 1)) });
   }

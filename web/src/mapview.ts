@@ -80,7 +80,7 @@ export class MapView {
     this.node = el(
       "div",
       { class: "mapview" },
-      el("div", { class: "corner" }),
+      el("div", { class: "corner" }, el("span", {}, "keys →"), el("span", {}, "queries ↓")),
       this.columnBox,
       this.strips.received,
       this.rowBox,

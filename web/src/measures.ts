@@ -3,7 +3,7 @@
 import type { Measure } from "./source";
 
 // What every run has; whatever else the server lists was asked for.
-const USUAL = new Set(["focus", "first", "previous", "same", "induction", "distance"]);
+const USUAL = new Set(["focus", "first", "previous", "same", "next", "induction", "distance", "entropy"]);
 
 export function extra(measures: Measure[]): Measure[] {
   return measures.filter(({ name }) => !USUAL.has(name));
@@ -25,5 +25,5 @@ export function written({ range }: Measure, value: number): string {
 
 // What a measure says, for those who ask.
 export function said({ label, about, unit }: Measure): string {
-  return (about || label) + (unit ? `, in ${unit}` : "");
+  return about.endsWith(".") ? about : (about || label) + (unit ? `, in ${unit}` : "");
 }

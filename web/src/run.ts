@@ -108,6 +108,11 @@ export class OpenRun {
     return this.portraits?.heads[layer]?.[head]?.[name] ?? null;
   }
 
+  // What the first token takes of a head; 0 where that is not known.
+  sink(layer: number, head: number): number {
+    return this.measure(layer, head, "first") ?? 0;
+  }
+
   // What a portrait lists: the server says what there is, and how it is called.
   get measures(): Measure[] {
     return this.portraits?.measures ?? [];

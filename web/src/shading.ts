@@ -1,8 +1,8 @@
 // How strongly every token is shaded, by what, and in words. No element in here.
 
+import { left, SINK } from "./aside";
 import type { Shade } from "./state";
 
-const SINK = 0.3;
 const LEAST = 0.06;
 
 // What the shades are of; what is chosen may be something else by now.
@@ -21,16 +21,29 @@ export class Shading {
   constructor(
     readonly values: Float32Array | null,
     readonly of: Chosen,
+    aside = true,
   ) {
     if (!values) return;
     for (const value of values) if (value > 0) this.total += value;
     // Else texts of causal models look blank: nearly all goes to their first token.
-    this.skipsFirst = of.shade !== "looked" && this.firstShare > SINK && values.length > 2;
+    const much = this.firstShare > SINK && left(this.firstShare) < 1;
+    this.skipsFirst = aside && of.shade !== "looked" && much && values.length > 2;
     for (let i = this.skipsFirst ? 1 : 0; i < values.length; i++) if (values[i] > this.most) this.most = values[i];
   }
 
   get firstShare(): number {
     return this.values && this.total > 0 ? this.values[0] / this.total : 0;
+  }
+
+  // What a value is of all that the first token leaves; null where that is not set aside.
+  ofRest(i: number): number | null {
+    return this.skipsFirst ? this.values![i] / (this.total * left(this.firstShare)) : null;
+  }
+
+  // The places of the largest ones that are shown.
+  top(n: number): number[] {
+    if (!this.values) return [];
+    return this.skipsFirst ? topOf(this.values.subarray(1), n).map((i) => i + 1) : topOf(this.values, n);
   }
 
   // From 0 to 1; what would be hardly seen is 0.
@@ -54,7 +67,12 @@ export class Shading {
         ? `what fed “${queries}”, through all layers: heuristic, not proof of cause`
         : "Pin a token, then press R.",
     };
-    return words[shade] + (this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)} %, not shaded` : "");
+    return (
+      words[shade] +
+      (this.skipsFirst
+        ? `; first token ${Math.round(100 * this.firstShare)} %, set aside: per cent are of the rest`
+        : "")
+    );
   }
 }
 

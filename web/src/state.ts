@@ -39,6 +39,7 @@ export interface State extends WhyState {
   other: Other | null;
   difference: boolean;
   diagonal: boolean;
+  aside: boolean; // whether the first token is set aside where it takes much
 }
 
 export const START: State = {
@@ -58,6 +59,7 @@ export const START: State = {
   other: null,
   difference: false,
   diagonal: true,
+  aside: true,
   ...WHY,
 };
 
@@ -99,6 +101,7 @@ export function encode(state: State, numbers: Numbers = PLACES): string {
   if (other) put("with", `${other.run},${numbers(other.run)?.[other.layer] ?? other.layer},${other.head}`);
   if (state.difference) put("diff", 1);
   if (!state.diagonal) put("diag", 0);
+  if (!state.aside) put("aside", 0);
   encodeWhy(state, put);
   return `#${parts.join("&")}`;
 }
@@ -162,6 +165,7 @@ export function decode(hash: string, numbers: Numbers = PLACES): { state: Partia
     state.other = { run: other[0], layer: place(+other[1], other[0]), head: +other[2] };
   if (given.get("diff") === "1") state.difference = true;
   if (given.get("diag") === "0") state.diagonal = false;
+  if (given.get("aside") === "0") state.aside = false;
   Object.assign(state, decodeWhy(given, notices));
   return { state, notices };
 }
@@ -235,10 +239,11 @@ export class Store {
 
   private arrive(): void {
     const { state } = this.addressed();
-    this.signal.value = { ...START, lo: this.now.lo, hi: this.now.hi, ...state, run: state.run ?? this.now.run };
+    const { scale, lo, hi, run } = this.now;
+    this.signal.value = { ...START, scale, lo, hi, ...state, run: state.run ?? run };
   }
 }
 
-function same(a: unknown, b: unknown): boolean {
+export function same(a: unknown, b: unknown): boolean {
   return a === b || JSON.stringify(a) === JSON.stringify(b);
 }

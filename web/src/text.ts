@@ -6,7 +6,7 @@ import type { Context, Hover } from "./context";
 import { clamp, debounced, eachFrame, el, icon, retryButton } from "./dom";
 import { FindBar } from "./findbar";
 import { Ruler } from "./ruler";
-import { Shading, topOf } from "./shading";
+import { Shading } from "./shading";
 import { aborted, sentence } from "./source";
 import type { Shade } from "./state";
 import { TextBody } from "./textbody";
@@ -77,7 +77,7 @@ export class TextView {
         this.reshade();
       }
     });
-    context.store.on(["layer", "head", "q", "k", "shade", "run"], (state, before) => {
+    context.store.on(["layer", "head", "q", "k", "shade", "run", "aside"], (state, before) => {
       this.body.mark();
       void this.load();
       if (state.q !== before.q) this.showPins();
@@ -148,7 +148,7 @@ export class TextView {
     clearTimeout(spinner);
     if (now !== this.asked) return;
     this.node.classList.remove("loading");
-    this.shading = new Shading(values, { shade, layer, q, k });
+    this.shading = new Shading(values, { shade, layer, q, k }, this.context.state.aside);
     const keys = run.keyTokens(layer);
     const words = this.shading.words(
       (i) => run.tokens.name(i),
@@ -191,8 +191,12 @@ export class TextView {
     const { shade } = of;
     const ofKeys = shade === "looks" || shade === "received";
     const tokens = ofKeys ? run.keyTokens(this.context.state.layer) : run.tokens; // those of a memory have other words
-    const order = topOf(values, TOP);
+    const order = this.shading.top(TOP);
     const most = values[order[0]] || 1;
+    const rest = (i: number) => {
+      const share = this.shading.ofRest(i);
+      return share === null ? null : el("td", { class: "number" }, `${Math.round(100 * share)} %`);
+    };
     const rows = order.map((i) => {
       const bar = el("span", { class: "bar" });
       bar.style.width = `${(100 * values[i]) / most}%`;
@@ -203,6 +207,7 @@ export class TextView {
         el("th", { attrs: { scope: "row" } }, tokens.element(i, 20)),
         el("td", { class: "bars" }, el("span", { class: "track" }, bar)),
         el("td", { class: "number" }, show(values[i])),
+        rest(i),
       );
       row.addEventListener("pointerenter", () => this.context.point(this.point(i, true)));
       row.addEventListener("pointerleave", () => this.context.point(null));
@@ -211,9 +216,8 @@ export class TextView {
       );
       return row;
     });
-    const headings = ["position", "token", "share", "weight"].map((name) =>
-      el("th", { attrs: { scope: "col" } }, name),
-    );
+    const names = ["position", "token", "share", "weight", ...(this.shading.skipsFirst ? ["of the rest"] : [])];
+    const headings = names.map((name) => el("th", { attrs: { scope: "col" } }, name));
     this.table.replaceChildren(
       el("caption", {}, CAPTIONS[shade]),
       el("thead", { class: "visually-hidden" }, el("tr", {}, ...headings)),

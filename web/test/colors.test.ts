@@ -5,10 +5,12 @@ import {
   colorTable,
   css,
   floorFor,
+  opening,
   paint,
   paper,
   position,
   rampColor,
+  rescaled,
   type Scale,
   show,
   showAbout,
@@ -43,6 +45,19 @@ describe("the scale", () => {
   });
 });
 
+describe("a run opens", () => {
+  test("linear from 0 where it is short, else with the floor of its length", () => {
+    expect(opening(64)).toEqual({ scale: "linear", lo: 0 });
+    expect(opening(65)).toEqual({ scale: "log", lo: 1e-3 });
+  });
+
+  test("and keeps a bound that someone chose, whichever scale it is", () => {
+    expect(rescaled("log", 0, 16)).toEqual({ scale: "log", lo: 1e-3 });
+    expect(rescaled("linear", 1e-3, 16)).toEqual({ scale: "linear", lo: 0 });
+    for (const name of ["log", "linear"] as const) expect(rescaled(name, 0.2, 16)).toEqual({ scale: name, lo: 0.2 });
+  });
+});
+
 describe("a colour", () => {
   test("masked, zero, below the floor and lowest are told apart", () => {
     expect(colorOf(LOG, NaN)).toBeNull();
@@ -55,6 +70,21 @@ describe("a colour", () => {
     const sum = (scale: Scale, weight: number) => colorOf(scale, weight)!.reduce((a, b) => a + b);
     expect(sum(LOG, 1)).toBeGreaterThan(sum(LOG, 1e-3));
     expect(sum({ ...LOG, dark: false }, 1)).toBeLessThan(sum({ ...LOG, dark: false }, 1e-3));
+  });
+
+  test("of nothing is nearly that of light paper, whichever the map", () => {
+    for (const map of ["magma", "viridis", "cividis", "grey"] as const) {
+      const lowest = rampColor({ ...LOG, map, dark: false }, 0);
+      expect(Math.min(...lowest)).toBeGreaterThanOrEqual(240);
+      expect(lowest).not.toEqual(paper(false));
+      let before = Infinity; // and from there it only gets darker
+      for (let t = 0; t <= 1; t += 0.05) {
+        const [r, g, b] = rampColor({ ...LOG, map, dark: false }, t);
+        const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        expect(light).toBeLessThan(before + 0.5);
+        before = light;
+      }
+    }
   });
 
   test("of a difference is orange above 0, blue below, and pale at 0", () => {

@@ -33,10 +33,13 @@ describe("a grid", () => {
     expect(new Grid(900, 20)).toMatchObject({ sq: 0, sk: 4 });
   });
 
-  test("fits whole into its pane: bins as whole pixels, large cells of any size", () => {
+  test("fills its pane at every length, and shows no bin in less than a pixel", () => {
     for (const [queries, keys] of [
       [16, 16],
       [150, 150],
+      [200, 200],
+      [300, 300],
+      [700, 700],
       [4096, 4096],
       [20, 900],
       [65_536, 65_536],
@@ -45,9 +48,12 @@ describe("a grid", () => {
       made.zoom = made.fit(made.width, made.height);
       expect(made.right).toBeLessThanOrEqual(made.width + 1e-9);
       expect(made.bottom).toBeLessThanOrEqual(made.height + 1e-9);
-      if (made.zoom < 2) expect(made.zoom).toBe(Math.floor(made.zoom));
+      expect(Math.max(made.bottom / made.height, made.right / made.width)).toBeCloseTo(1, 9);
+      expect(made.ch * 2 ** made.lq).toBeGreaterThanOrEqual(0.99);
+      expect(made.cw * 2 ** made.lk).toBeGreaterThanOrEqual(0.99);
+      expect(made.ch * 2 ** made.lq < 2 || made.lq === 0).toBe(true);
     }
-    expect(grid(1, 1, 0).fit(10_000, 10_000)).toBe(5.5);
+    expect(grid(1, 1, 0).fit(10_000, 10_000)).toBe(6);
   });
 
   test("sees the rows and columns that are in view, and none beside the map", () => {

@@ -149,6 +149,15 @@ class Run:
         """Which queries are special tokens."""
         return _special(self.labels, layer.queries)
 
+    def rest(self) -> None:
+        """Keep nothing in memory that can be made again."""
+        self._views = Cache(limit=self._views.limit)
+
+    @property
+    def whole_text(self) -> str:
+        """The text as it was given, or as its tokens have it."""
+        return self.text if self.text is not None else _joined(self.labels, len(self.labels.texts))
+
     def close(self) -> None:
         """Remove what the run has on disk, if that was made for it alone."""
         if self.cleanup is not None:
@@ -262,9 +271,9 @@ def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mappi
     return digest.hexdigest()[:16]
 
 
-def _joined(tokens: Labels) -> str:
+def _joined(tokens: Labels, most: int = 4000) -> str:
     parts: list[str] = []
-    for text, kind in zip(tokens.texts[:4000], tokens.kinds[:4000], strict=True):
+    for text, kind in zip(tokens.texts[:most], tokens.kinds[:most], strict=True):
         if not kind & labels.SPECIAL:
             parts.append(text if kind & labels.GLUED or not parts else f" {text}")
     return "".join(parts).strip()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from sightline.backends.call import Call
     from sightline.lens.plan import Asked
+    from sightline.lens.readings import Extra
     from sightline.lens.requests import Request
 
 
@@ -108,6 +109,13 @@ class Answers(Facts):
         self._extra_unchanged.check(("along",))
         assert self.extra.along is not None
         return self.extra.along
+
+    def _to_save(self) -> Extra:
+        """What a file holds beside the weights: of values their sizes, and themselves only beside a gradient."""
+        extra = self._lasting()
+        if extra.sizes is None and extra.v is not None:
+            extra = extra._replace(sizes=sizes_of_values(self.call, extra.v))
+        return extra if extra.sizes is not None else extra._replace(norms_of=None)
 
     def _learn(self, name: str, tensor: Tensor) -> None:
         self._extra = self._extra._replace(**{name: tensor})

@@ -15,7 +15,8 @@ from torch import Tensor
 from sightline.biases import Bias
 from sightline.errors import InputTypeError, SightFileError
 from sightline.lens import geometry
-from sightline.lens.requests import REDUCTIONS, Picture, Request, Top
+from sightline.lens.readings import READINGS
+from sightline.lens.requests import COLUMNS, REDUCTIONS, Picture, Received, Request, Top, of_what, simplest
 from sightline.lens.statistics import is_name
 from sightline.lens.tensor_file import DTYPES, TensorFile, short
 from sightline.masks import Mask
@@ -77,12 +78,14 @@ def record(field: str, value: Any, names: Sequence[str] | None = None) -> dict[s
 
 
 def request_to_json(request: Request) -> Any:
+    of = {} if of_what(request) == "weights" else {"of": of_what(request)}
     if isinstance(request, Top):
-        return {"top": request.n}
+        return {"top": request.n, **of}
     if isinstance(request, Picture):
-        return {
-            "picture": [request.size, request.cell, request.rows, request.columns, request.reduce, request.visible_only]
-        }
+        about = [request.size, request.cell, request.rows, request.columns, request.reduce, request.visible_only]
+        return {"picture": about, **of}
+    if isinstance(request, Received):
+        return {"received": request.reduce, **of}
     return request
 
 
@@ -94,13 +97,21 @@ def request_from_json(field: str, written: Any, sizes: Sizes) -> tuple[Request, 
         if not is_name(written) or written in ("lse", "top", "picture"):
             raise ValueError(f"{field}: {short(written)} instead of a statistic's name")
         return written, (*maps, sizes.keys if written == "received" else sizes.queries)
-    if isinstance(written, dict) and "top" in written:
-        n = whole(f"{field}.top", record(field, written, ("top",))["top"], 1)
-        return Top(n), (*maps, sizes.queries, n)
-    return _picture(f"{field}.picture", record(field, written, ("picture",))["picture"], sizes)
+    kind = next((kind for kind in ("top", "received", "picture") if kind in record(field, written)), "picture")
+    record(field, written, (kind, "of") if "of" in written else (kind,))
+    of = one_of(f"{field}.of", written["of"], READINGS[1:]) if "of" in written else READINGS[0]
+    if kind == "top":
+        n = whole(f"{field}.top", written["top"], 1)
+        return Top(n, of), (*maps, sizes.queries, n)
+    if kind == "received":
+        request = Received(of, one_of(f"{field}.received", written["received"], COLUMNS))
+        if simplest(request) != request:
+            raise ValueError(f"{field}.received: {short(request)}, which has a simpler form")
+        return request, (*maps, sizes.keys)
+    return _picture(f"{field}.picture", written["picture"], of, sizes)
 
 
-def _picture(field: str, written: Any, sizes: Sizes) -> tuple[Picture, tuple[int, ...]]:
+def _picture(field: str, written: Any, of: str, sizes: Sizes) -> tuple[Picture, tuple[int, ...]]:
     size, cell, rows, columns, reduce, visible_only = items(field, written, 6)
     if (size is None) == (cell is None):
         raise ValueError(f"{field}: a size {short(size)} and a cell {short(cell)}, of which there is one")
@@ -127,6 +138,7 @@ def _picture(field: str, written: Any, sizes: Sizes) -> tuple[Picture, tuple[int
         columns=spans[1],
         reduce=one_of(f"{field}.reduce", reduce, REDUCTIONS),
         visible_only=flag(f"{field}.visible_only", visible_only),
+        of=of,
     )
     return picture, (*sizes.batch, sizes.heads, *shape)
 

@@ -1,7 +1,8 @@
 """A sight as a safetensors file: tensors, and a description in the metadata. Never pickle.
 
 The description (JSON under the key `sightline`) holds the format's number, the sizes, scale, soft-cap, normaliser, mask
-and bias; the tensors are the row numbers, what was computed, and q and k if they were kept.
+and bias, and what the sizes of keys are of; the tensors are the row numbers, what was computed, g.o and the sizes of
+what keys carry, and q and k, with a gradient v and g too, if they were kept.
 
 Whoever changes what is written gives `FORMAT` the next number, says in `LACKS` what a file of the number before does
 not hold, and keeps a few of those files as test data: every version reads what all earlier ones wrote.
@@ -44,14 +45,19 @@ if TYPE_CHECKING:
     from sightline.biases import Bias
     from sightline.lens.sight import Sight
 
-FORMAT = 2
+FORMAT = 3
 # What files of an older format do not hold, in words: an error over something that is missing says it.
-LACKS: dict[int, str] = {1: "the lse of the keys apart from a sink's"}
+LACKS: dict[int, str] = {
+    1: "the lse of the keys apart from a sink's",
+    2: "what keys carry and how cells mattered",
+}
 
 _KEY = "sightline"
 _FIELDS = ("format", "flat", "sizes", "scale", "softcap", "normalizer", "mask", "bias", "kept")
+_FIELDS_OF_3 = (*_FIELDS, "norms_of")
 # Heads of a map without a single row: there is no tensor to count them by.
 _MOST_EMPTY_HEADS = 1 << 16
+_LONGEST_WORDS = 400
 
 
 class Loaded(NamedTuple):
@@ -67,7 +73,7 @@ class Loaded(NamedTuple):
 
 def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
     """Write a sight: to a temporary file beside the target first, so that the target is never half-written."""
-    call = sight.call
+    call, extra = sight.call, sight._to_save()
     tensors: dict[str, Tensor] = {"row": sight.row}
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -79,9 +85,15 @@ def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
         "mask": None if call.mask is None else mask_to_json(call.mask, tensors),
         "bias": None if call.bias is None or isinstance(call.bias, Tensor) else bias_to_json(call.bias, tensors),
         "kept": [],
+        "norms_of": extra.norms_of,
     }
+    for name in ("along", "sizes"):
+        if (x := getattr(extra, name)) is not None:
+            tensors[name] = x
     if keep_qk and call.q is not None:
         tensors.update(q=call.q, k=call.k)
+        if extra.v is not None and extra.grad is not None:
+            tensors.update(v=extra.v, grad=extra.grad)
     if call.sinks is not None:
         tensors["sinks"] = call.sinks
     if isinstance(call.bias, Tensor):
@@ -139,7 +151,7 @@ def _bad(path: Path, got: str) -> SightFileError:
 def _read(file: TensorFile, path: Path) -> Loaded:
     about = file.about(_KEY)
     format = check_format(path.name, about.get("format") if isinstance(about, dict) else None, FORMAT)
-    about = record("description", about, _FIELDS)
+    about = record("description", about, _FIELDS if format < 3 else _FIELDS_OF_3)
     sizes = _sizes(about["sizes"], file)
     flat = flag("flat", about["flat"])
     if flat and (sizes.batch or sizes.heads != 1):
@@ -168,8 +180,9 @@ def _read(file: TensorFile, path: Path) -> Loaded:
     if format == 1 and sinks is not None:
         row = without_sink(sinks, row)
     kept = _kept(about["kept"], file, sizes, row.dtype)
+    extra = Extra() if format < 3 else _extra(about["norms_of"], file, sizes, q, row.dtype)
     file.check_all_taken()
-    return Loaded(call, row, flat, kept, Extra(), lacking(format))
+    return Loaded(call, row, flat, kept, extra, lacking(format))
 
 
 def _sizes(said: Any, file: TensorFile) -> Sizes:
@@ -197,6 +210,25 @@ def _qk(file: TensorFile, sizes: Sizes, dtype: torch.dtype) -> tuple[Tensor | No
     q = file.take("q", (*sizes.batch, sizes.heads, sizes.queries, sizes.dim), dtypes)
     k = file.take("k", (*sizes.batch, sizes.kv_heads, sizes.keys, sizes.dim), (q.dtype,))
     return q, k
+
+
+def _extra(said: Any, file: TensorFile, sizes: Sizes, q: Tensor | None, dtype: torch.dtype) -> Extra:
+    """What is known beside the weights. v and g come together, and only beside q and k."""
+    if said is not None and (not isinstance(said, str) or not said.isprintable() or len(said) > _LONGEST_WORDS):
+        raise ValueError(f"norms_of: {short(said)} instead of a few words")
+    maps = (*sizes.batch, sizes.heads)
+    along = file.take("along", (*maps, sizes.queries), (dtype,)) if "along" in file.names else None
+    carried = file.take("sizes", (*maps, sizes.keys), (dtype,)) if "sizes" in file.names else None
+    if (said is None) != (carried is None):
+        raise ValueError("norms_of: without sizes" if carried is None else "sizes: of something that is not said")
+    if not {"v", "grad"} & file.names:
+        return Extra(None, None, along, carried, said)
+    if q is None:
+        raise ValueError("v: without q and k")
+    value_dim = (file.shape("v") or (0,))[-1]
+    v = file.take("v", (*sizes.batch, sizes.kv_heads, sizes.keys, value_dim), FLOATS)
+    grad = file.take("grad", (*maps, sizes.queries, value_dim), FLOATS)
+    return Extra(v, grad, along, carried, said)
 
 
 def _bias(said: Any, file: TensorFile, sizes: Sizes) -> Bias | Tensor | None:
@@ -245,4 +277,5 @@ def _moved(found: Loaded, device: torch.device) -> Loaded:
         request: tuple(t.to(device) for t in value) if isinstance(value, tuple) else value.to(device)
         for request, value in found.kept.items()
     }
-    return found._replace(call=call.replace(**changes), row=found.row.to(device), kept=kept)
+    row, extra = found.row.to(device), found.extra.to(device)
+    return found._replace(call=call.replace(**changes), row=row, kept=kept, extra=extra)

@@ -30,6 +30,7 @@ LESSONS = (
     "normalisers",
     "masks",
     "heads",
+    "aspects",
     "positions",
     "fixed-or-dynamic",
     "kids-and-lions",

@@ -1,123 +1,283 @@
-"""Words with several meanings come out different in different contexts: `bank` in two trained models (S3.5)."""
+"""Words with several meanings come out different in different contexts: four words in two trained models (S3.5)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sightline.lessons.page import Page
 from sightline.models.loading import load
+from sightline.plots.canvas import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLE = "Homonyms: one word, two vectors"
 SOURCES = ("S3.5",)
-WORD = "bank"
-# Each with the word it should come near to. The context stands in front: a decoder sees nothing else.
+# Of each word two meanings, six sentences each. The context stands in front: a decoder sees nothing else.
 SENTENCES = {
-    "She took her money and went to the bank.": "money",
-    "He needed a loan, so he asked the bank.": "money",
-    "They rowed down the river and rested on the bank.": "river",
-    "The water rose and flooded the grassy bank.": "river",
+    "bank": {
+        "money": (
+            "She took her money and went to the bank.",
+            "He needed a loan, so he asked the bank.",
+            "They opened an account at the bank.",
+            "The thief robbed the bank.",
+            "I paid the cheque into the bank.",
+            "The manager works for a large bank.",
+        ),
+        "river": (
+            "They rowed down the river and rested on the bank.",
+            "The water rose and flooded the grassy bank.",
+            "We sat fishing on the muddy bank.",
+            "The boat drifted to the other bank.",
+            "Reeds grew along the bank.",
+            "He swam across and climbed the steep bank.",
+        ),
+    },
+    "bat": {
+        "animal": (
+            "The cave was dark, and out of it flew a bat.",
+            "The owl hunted the bat.",
+            "At dusk we saw a small brown bat.",
+            "A vampire can turn into a bat.",
+            "Hanging upside down slept a bat.",
+            "In the attic lived a furry bat.",
+        ),
+        "club": (
+            "He hit the ball with a bat.",
+            "The player swung the bat.",
+            "She bought a glove and a wooden bat.",
+            "The pitcher threw and he raised the bat.",
+            "The coach gave every boy a new bat.",
+            "He broke the window with a baseball bat.",
+        ),
+    },
+    "spring": {
+        "season": (
+            "The snow melted and it was spring.",
+            "Flowers bloom in the spring.",
+            "After a long winter came spring.",
+            "Birds return every spring.",
+            "Easter is in the spring.",
+            "We plant the garden in spring.",
+        ),
+        "coil": (
+            "The mattress had a broken spring.",
+            "The clock needs a new spring.",
+            "He stretched the metal spring.",
+            "The toy jumped because of its spring.",
+            "The mechanic replaced the rusty spring.",
+            "The lock is held by a steel spring.",
+        ),
+    },
+    "match": {
+        "fire": (
+            "He lit the candle with a match.",
+            "The fire was started with a match.",
+            "She struck a match.",
+            "Be careful when you burn a match.",
+            "In the dark he found a match.",
+            "The smoker asked for a match.",
+        ),
+        "sport": (
+            "Our team won the match.",
+            "They played a tennis match.",
+            "The crowd watched the football match.",
+            "The referee stopped the match.",
+            "He scored twice in the match.",
+            "The champion lost the match.",
+        ),
+    },
 }
-# `like` says how in the first two, and what somebody is fond of in the others.
-AMBIGUOUS = (
-    "Time flies like an arrow.",
-    "She moves like a cat.",
-    "Fruit flies like a banana.",
-    "Most children like a good story.",
-)
+# `like` says how, or what somebody is fond of. The last of each is the riddle.
+LIKE = {
+    "how": (
+        "She moves like a cat.",
+        "He runs like a horse.",
+        "The boy swims like a fish.",
+        "It shines like a star.",
+        "They fought like lions.",
+        "Time flies like an arrow.",
+    ),
+    "fond of": (
+        "Most children like a good story.",
+        "My parents like the sea.",
+        "Cats like a warm place.",
+        "Young people like loud music.",
+        "Teachers like a quiet class.",
+        "Fruit flies like a banana.",
+    ),
+}
 ABOUT = {
     "minilm": "An encoder: every word sees the whole sentence.",
     "smollm2": "A decoder: a word sees only what stands in front of it.",
 }
+SAME, OTHER = "#d95f02", "#5b6b8c"  # orange: the same meaning
+
+
+class Spread(NamedTuple):
+    """Cosines between sentences of the same meaning, and between those of different ones."""
+
+    same: Tensor
+    other: Tensor
+    own: int  # sentences that are on average nearer to those of their own meaning
+    count: int
+
+    @property
+    def overlap(self) -> float:
+        """How often two of different meanings are at least as alike as two of the same: 0 is apart, 0.5 is no difference.
+
+        >>> Spread(torch.tensor([0.9, 0.8]), torch.tensor([0.5, 0.85]), 3, 4).overlap
+        0.25
+        """
+        return float(
+            (self.other[:, None] > self.same).double().mean() + (self.other[:, None] == self.same).double().mean() / 2
+        )
 
 
 def lesson(page: Page) -> None:
     models = {name: load(name)[0] for name in ABOUT}  # a model that is not installed is said before all else
     page.text(
-        f"""The embedding of a word is the same wherever it stands. `{WORD}` can be a house for money or the side of a
+        """The embedding of a word is the same wherever it stands. `bank` can be a house for money or the side of a
         river, and only its context tells. Attention brings the context in, so after some layers the same word should
-        have different vectors. Is that so? We take four sentences:"""
+        have different vectors. Is that so, and how much? We take four such words, each in twelve sentences:"""
     )
-    page.table(["sentence", "is about"], [[sentence, word] for sentence, word in SENTENCES.items()])
+    page.table(
+        ["word", "meaning", "for example", "sentences"],
+        [
+            [word, meaning, sentences[0], len(sentences)]
+            for word, meanings in SENTENCES.items()
+            for meaning, sentences in meanings.items()
+        ],
+    )
     page.text(
-        f"""How alike two vectors are is the cosine of the angle between them: 1 is the same direction, 0 is nothing in
-        common. We compare `{WORD}` in each sentence with the others, and with the vectors of `money` and of `river`
-        standing alone."""
+        """How alike two vectors are is the cosine of the angle between them: 1 is the same direction. Two sentences
+        never give the same vector, whatever the word means in them, so one number says nothing: we compare **all**
+        pairs of the same meaning with **all** pairs of different meanings. Overlap is how often a pair of different
+        meanings is at least as alike as a pair of the same: 0 means two clouds that are apart, 0.5 no difference. And
+        each sentence is asked whether it is, on average, nearer to the others of its own meaning: by chance 6 of 12."""
     )
     for name, model in models.items():
         one_model(page, name, model)
+    page.heading("What this shows, and what not")
+    page.text(conclusion(page.results))
 
 
 def one_model(page: Page, name: str, model: nn.Module) -> None:
     page.heading(name)
     page.text(ABOUT[name])
-    found = [states(model, sentence, WORD) for sentence in SENTENCES]  # each [layers + 1, width]
-    # A decoder cannot look ahead, and treats the first token as a place to rest: it needs something in front.
-    front = "" if name == "minilm" else "The word is "
-    alone = {word: states(model, front + word, word) for word in ("money", "river")}
-    layers = len(found[0]) - 1
-    together = torch.stack(found)
-    page.keep(f"{name} states", together)
-    short = [f"{i + 1}: {word}" for i, word in enumerate(SENTENCES.values())]
-    for at, where in ((0, "before the first layer"), (layers, f"after all {layers} layers")):
-        page.heat(
-            alike(together[:, at], together[:, at]),
-            short,
-            digits=2,
-            largest=1.0,
-            caption=f"How alike `{WORD}` is in the four sentences {where}.",
-        )
-        page.keep(f"{name} alike {at}", alike(together[:, at], together[:, at]))
-
-    rows = []
-    for at in range(0, layers + 1, max(1, layers // 6)):
-        near = torch.stack([alike(together[:, at], alone[word][at, None])[:, 0] for word in ("money", "river")])
-        right = sum((near[0] > near[1]) == (word == "money") for near, word in zip(near.T, SENTENCES.values()))
-        rows.append([at, *(near[0] - near[1]).tolist(), f"{int(right)} of {len(SENTENCES)}"])
-        page.keep(f"{name} lead {at}", near[0] - near[1])
+    found: dict[str, list[Spread]] = {}
+    for word, meanings in SENTENCES.items():
+        vectors = states(model, [text for texts in meanings.values() for text in texts], word)
+        page.keep(f"{name} {word}", vectors)  # [sentences, layers + 1, width]
+        found[word] = [spread(vectors[:, at]) for at in range(vectors.shape[1])]
+    layers = len(found["bank"]) - 1
+    page.keep(f"{name} spreads", found)
     page.table(
-        ["layer", *short, "as expected"],
-        rows,
-        caption=f"How much nearer `{WORD}` is to `money` than to `river`: above 0 is money, below 0 is river.",
+        ["word", "after layer", "same meaning", "different", "overlap", "nearer to its own"],
+        [
+            [word, at, _mean(one.same), _mean(one.other), one.overlap, f"{one.own} of {one.count}"]
+            for word, spreads in found.items()
+            for at in (0, layers // 2, layers)
+            for one in [spreads[at]]
+        ],
+        digits=2,
+        caption="Mean cosine of pairs, and its spread (standard deviation). Layer 0 is before the first layer.",
     )
-    last = page.results[f"{name} alike {layers}"]
-    same, other = float((last[0, 1] + last[2, 3]) / 2), float(last[:2, 2:].mean())
-    page.keep(f"{name} same", same)
-    page.keep(f"{name} other", other)
-    page.text(
-        f"""At the end two sentences of the same meaning have a cosine of {same:.2f}, two of different meaning of
-        {other:.2f}: the one word has become two. At the start they differed only by their positions, if at all."""
+    page.picture(
+        lambda: draw(found, (0, layers // 2, layers), name),
+        f"{name}: every pair of sentences is a dot. Orange: the same meaning; grey-blue: different ones.",
+        width=60,
     )
     syntax(page, name, model)
 
 
 def syntax(page: Page, name: str, model: nn.Module) -> None:
     """The same for a word whose part of speech is open."""
-    vectors = torch.stack([states(model, sentence, "like")[-1] for sentence in AMBIGUOUS])
+    vectors = states(model, [text for texts in LIKE.values() for text in texts], "like")
+    clear = [i for i in range(12) if i not in (5, 11)]
+    middle = vectors.shape[1] // 2
+    rows = []
+    for at in (middle, vectors.shape[1] - 1):
+        x = vectors[:, at]
+        known = spread(x[clear])
+        to = alike(x, x)
+        how, fond = [i for i in clear if i < 6], [i for i in clear if i > 6]
+        lead = [float(to[i, fond].mean() - to[i, how].mean()) for i in (5, 11)]
+        rows.append([at, f"{known.own} of {known.count}", known.overlap, *lead])
+        page.keep(f"{name} like {at}", (known, lead))
+    page.text(
+        """Sentences can be open too. In `Time flies like an arrow` the word `like` says how; in
+        `Fruit flies like a banana` it is a verb, and looks like the other. Ten clear sentences, five of each, say
+        where the two meanings lie; then we ask which of them the two riddles are nearer to."""
+    )
+    page.table(
+        ["after layer", "clear ones nearer to their own", "overlap", "Time flies like …", "Fruit flies like …"],
+        rows,
+        digits=3,
+        caption="The last two: how much nearer to the verb, above 0, or to the comparison, below 0.",
+    )
+
+
+def conclusion(results: dict[str, Any]) -> str:
+    told = []
+    for name in ABOUT:
+        spreads: dict[str, list[Spread]] = results[f"{name} spreads"]
+        last = len(spreads["bank"]) - 1
+        middle = last // 2
+        at_middle, at_end = (sum(one[at].overlap for one in spreads.values()) / len(spreads) for at in (middle, last))
+        own = sum(one[middle].own for one in spreads.values())
+        count = sum(one[middle].count for one in spreads.values())
+        told.append(
+            f"In {name} {own} of {count} sentences are nearer to their own meaning after layer {middle};"
+            f" the overlap is {at_middle:.2f} on average there, and {at_end:.2f} after the last layer."
+        )
+    return (
+        " ".join(told)
+        + " So context does move the word apart by its meaning, in every word and both models. But it has"
+        " not become two words: two pairs of different meaning can be as alike as two of the same, cosines of different"
+        " meanings stay high, and it is in the middle of a model, not at its end, that the meanings of a word are"
+        " furthest apart compared with their spread. At its end a model has something else to say: the next word, or"
+        " the whole sentence."
+    )
+
+
+def spread(vectors: Tensor) -> Spread:
+    """Of vectors of which the first half has one meaning and the second half another."""
     table = alike(vectors, vectors)
-    page.text(
-        """Sentences can be open too. In the first two of these `like` says how, in the last it is a verb, and in the
-        third it is a verb that looks like the other."""
-    )
-    numbers = [str(i) for i in range(1, len(AMBIGUOUS) + 1)]
-    page.table(["number", "sentence"], [[i, sentence] for i, sentence in zip(numbers, AMBIGUOUS, strict=True)])
-    page.heat(table, numbers, digits=2, largest=1.0, caption="How alike `like` is in them, after all layers.")
-    how, verb = float(table[2, :2].mean()), float(table[2, 3])
-    page.keep(f"{name} like", table)
-    nearer, so = ("the first two", "it is fooled, as readers are at first") if how > verb else ("the last", "a verb")
-    page.text(
-        f"""To {name}, `like` in the third is nearer to {nearer}: {how:.2f} to the first two, {verb:.2f} to the last;
-        {so}."""
-    )
+    count = len(vectors)
+    meaning = torch.arange(count) >= count // 2
+    same, pairs = meaning[:, None] == meaning, torch.ones(count, count, dtype=torch.bool).triu(1)
+    others = ~torch.eye(count, dtype=torch.bool)
+    own = sum(int(table[i, same[i] & others[i]].mean() > table[i, ~same[i]].mean()) for i in range(count))
+    return Spread(table[same & pairs], table[~same & pairs], own, count)
 
 
-def states(model: nn.Module, text: str, word: str) -> Tensor:
-    """The vector of a word before the first layer and after each, `[layers + 1, width]`."""
+def draw(found: dict[str, list[Spread]], layers: Sequence[int], name: str) -> Figure:
+    """Every pair as a dot: words side by side, layers as panels."""
+    figure = new_figure(8.4, 3.4)
+    shift = torch.linspace(-0.13, 0.13, 36).tolist()
+    for axes, at in zip(figure.subplots(1, len(layers), sharey=True), layers, strict=True):
+        for place, spreads in enumerate(found.values()):
+            for side, (values, colour) in enumerate(((spreads[at].same, SAME), (spreads[at].other, OTHER))):
+                x = [place + 0.36 * side - 0.18 + shift[i * 7 % 36] for i in range(len(values))]
+                axes.plot(x, values.tolist(), ".", color=colour, markersize=3.2, alpha=0.7, markeredgewidth=0)
+                middle = float(values.mean())
+                axes.plot([place + 0.36 * side - 0.34, place + 0.36 * side - 0.02], [middle] * 2, color=colour)
+        axes.set_xticks(range(len(found)), list(found))
+        axes.set_title(f"{name}, before the first layer" if at == 0 else f"after layer {at}")
+    figure.axes[0].set_ylabel("cosine of two sentences' vectors")
+    return figure
+
+
+def states(model: Any, texts: Sequence[str], word: str) -> Tensor:
+    """The vectors of a word in some texts before the first layer and after each, `[texts, layers + 1, width]`."""
     stack: Any = getattr(model, "encoder", None) or model.decoder
-    batch = model.batch(text)  # type: ignore[operator]
-    place = batch.tokens.index(word)
+    batch = model.batch(list(texts))
+    places = [tokens.index(word) for tokens in batch.tokens]
     seen: list[Tensor] = []
 
     def before(module: nn.Module, given: tuple) -> None:
@@ -130,13 +290,17 @@ def states(model: nn.Module, text: str, word: str) -> Tensor:
     hooks = [layers[0].register_forward_pre_hook(before), *(layer.register_forward_hook(after) for layer in layers)]
     try:
         with torch.no_grad():
-            model(batch.ids)
+            model(batch.ids, padding=batch.padding)
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.stack([x.reshape(-1, x.shape[-1])[place] for x in seen]).double()
+    return torch.stack([x[torch.arange(len(texts)), places] for x in seen], 1).double()
 
 
 def alike(one: Tensor, other: Tensor) -> Tensor:
     """Cosines between the rows of two matrices."""
     return nn.functional.normalize(one, dim=-1) @ nn.functional.normalize(other, dim=-1).T
+
+
+def _mean(values: Tensor) -> str:
+    return f"{float(values.mean()):.2f} ± {float(values.std()):.2f}"

@@ -147,7 +147,7 @@ def conclusion(results: dict[str, Found]) -> str:
     for name, found in results.items():
         (layer, head), (expected, _) = found.best()[0], found.by_chance()
         rate, first = float(found.rates[layer, head]), float(found.first[layer, head])
-        if rate >= 0.75:
+        if found.holds:
             told.append(
                 f"In {name} layer {layer} head {head} does follow the reference in these sentences: {rate:.0%} against"
                 f" {expected:.0%} for the best by chance, with verbs that did not choose it too."

@@ -8,13 +8,14 @@ nearer one, or at lions, is right in exactly half of the sentences: only the ver
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from sightline.lessons.counts import Hits, counted
 
 WORD = "they"
 # Who does the first acts; to whom the second is done acts. Each verb and noun is one token to both models.
@@ -62,43 +63,10 @@ def sentences(verbs: Sequence[tuple[str, str, str]] = VERBS) -> list[Sentence]:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What `search` found: for each head of a model, in how many of the sentences it looks at the right noun."""
+class Found(Hits):
+    """What `search` found; a group is two verbs."""
 
-    right: Tensor  # [verbs, layers, heads]: the share of sentences in which the right noun gets more than the other
     first: Tensor  # [layers, heads]: the share in which the first noun gets more than the second
-    weights: Tensor  # [2, layers, heads]: mean weight on the right noun and on the other
-    count: int  # of sentences
-
-    @property
-    def rates(self) -> Tensor:
-        """Over all verbs, `[layers, heads]`."""
-        return self.right.mean(0)
-
-    def best(self, count: int = 1) -> list[tuple[int, int]]:
-        """The heads that are right most often, as (layer, head)."""
-        return [divmod(i, self.rates.shape[1]) for i in self.rates.flatten().topk(count).indices.tolist()]
-
-    def by_chance(self) -> tuple[float, float]:
-        """How often the best of all heads would be right if verbs told nothing, and how probable a best like ours is.
-
-        If a head did not follow the reference, it would be right as often as wrong when the two verbs of a pair change
-        places. So we change them in every possible choice of verbs (4,096 for twelve) and take the best head each time.
-        Heads that are alike, and nouns that a head prefers, stay as they are.
-        """
-        lead = self.right.flatten(1) - 0.5  # [verbs, heads]
-        signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=len(lead))), dtype=lead.dtype)
-        best = (signs @ lead).amax(1) / len(lead)
-        return 0.5 + float(best.mean()), float((best >= best[0] - 1e-9).double().mean())
-
-    def held_out(self) -> list[tuple[int, int, float]]:
-        """The best head of one half of the verbs, and how often it is right with the other half; then the other way."""
-        found = []
-        for part in (0, 1):
-            chosen, tested = self.right[part::2].mean(0), self.right[1 - part :: 2].mean(0)
-            layer, head = divmod(int(chosen.argmax()), chosen.shape[1])
-            found.append((layer, head, float(tested[layer, head])))
-        return found
 
 
 def search(model: Any, verbs: Sequence[tuple[str, str, str]] = VERBS) -> Found:
@@ -108,13 +76,8 @@ def search(model: Any, verbs: Sequence[tuple[str, str, str]] = VERBS) -> Found:
     to_first, to_second = torch.cat(parts).unbind(1)  # each [sentences, layers, heads]
     is_first = torch.tensor([one.first for one in given])[:, None, None]
     right, other = to_first.where(is_first, to_second), to_second.where(is_first, to_first)
-    hits = (right > other).double()
-    return Found(
-        hits.unflatten(0, (len(verbs), -1)).mean(1),
-        (to_first > to_second).double().mean(0),
-        torch.stack((right.mean(0), other.mean(0))),
-        len(given),
-    )
+    hits = counted(right, other, len(verbs))
+    return Found(hits.right, hits.weights, hits.count, (to_first > to_second).double().mean(0))
 
 
 def _looks(model: Any, given: Sequence[Sentence]) -> Tensor:

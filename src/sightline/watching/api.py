@@ -37,7 +37,8 @@ def watch(
     """Look into any PyTorch model while it runs: `with sl.watch(model) as seen: model(...)`.
 
     Attention is seen wherever the model calls `F.scaled_dot_product_attention`, `torch.nn.MultiheadAttention`,
-    `flex_attention`, `sl.attention`, or transformers' attention functions. The model is not changed, and runs on its
+    `flex_attention`, `sl.attention`, or transformers' attention functions, and where it is written by hand as a softmax
+    between two products. The model is not changed, and runs on its
     own kernels, in training and with checkpointing too: outputs, gradients and random numbers are the same. One block
     is for one run: a forward pass, or a generation, whose prompt and steps are joined into one sight that grows row by
     row.

@@ -28,9 +28,9 @@ from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import inner, names_of
 from sightline.watching.intercept.function_mode import Audience, Handler, WatchMode
 from sightline.watching.intercept.looked import Looked
+from sightline.watching.intercept.marks import mark_buffers
 from sightline.watching.intercept.mask_tables import Tables
 from sightline.watching.intercept.torch_calls import look, one_head
-from sightline.watching.intercept.unseen import mark_buffers
 
 LOST = "attends in compiled code that no module was found for"
 # Modules of torch that do not attend; those of others may.

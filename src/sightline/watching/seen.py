@@ -89,7 +89,7 @@ class Seen:
         >>> from sightline.watching import watch
         >>> class ByHand(torch.nn.Module):
         ...     def forward(self, x):
-        ...         return (x @ x.mT).softmax(-1) @ x
+        ...         return (x @ x.mT).softmax(-2) @ x  # over queries, not over keys
         >>> model = torch.nn.Sequential(ByHand())
         >>> import warnings
         >>> with warnings.catch_warnings(action="ignore"), watch(model) as seen:

@@ -18,16 +18,18 @@ class Reader:
         self.text = None if tokenizer is None else text_of(tokenizer)
         self.ids: Tensor | None = None  # [batch, tokens]
         self.memory: Tensor | None = None  # of the encoder
+        self.one = False  # whether this pass was given one position: it may be a step of a generation
         self._pending: Tensor | None = None
         self._texts: dict[bool, tuple[Tensor, list[list[str]]]] = {}
 
     def begins(self, args: tuple, kwargs: dict) -> None:
         """A pass begins: its ids are taken in once it is known whether it goes on with what was there."""
         self._pending = find_ids(args, kwargs)
+        self.one = is_one(args, kwargs, self._pending)
 
     def encodes(self, args: tuple, kwargs: dict) -> None:
         """The encoder begins."""
-        self.memory = find_ids(args, kwargs)
+        self.memory, self.one = find_ids(args, kwargs), False
 
     def settle(self, continues: bool) -> None:
         if self._pending is not None:
@@ -80,6 +82,19 @@ def find_ids(args: tuple, kwargs: dict) -> Tensor | None:
         if isinstance(ids, Tensor) and ids.dim() in (1, 2) and ids.dtype in (torch.int64, torch.int32):
             return ids.detach().clone().reshape(-1, ids.shape[-1])
     return None
+
+
+def is_one(args: tuple, kwargs: dict, ids: Tensor | None) -> bool:
+    """Whether a model is given a single position of each text: one id, or one vector.
+
+    >>> is_one((torch.zeros(2, 1, 16),), {}, None), is_one((torch.zeros(2, 3, 8, 8),), {}, None)
+    (True, False)
+    """
+    if ids is not None:
+        return ids.shape[-1] == 1
+    given = [kwargs.get("inputs_embeds"), kwargs.get("hidden_states"), *args, *kwargs.values()]
+    first = next((x for x in given if isinstance(x, Tensor) and x.is_floating_point()), None)
+    return first is not None and first.dim() > 1 and first.shape[-2] == 1
 
 
 def text_of(tokenizer: Any) -> Any:

@@ -154,8 +154,7 @@ class Watcher(Following):
                 expected=f"{type(self.model).__name__} to run in this block, in this thread, and to call torch's or "
                 "transformers' attention functions",
                 got="no pass of the model" if not self.passes else "a pass without such a call",
-                hint="attention written out by hand (matmul and softmax) cannot be seen: use "
-                "F.scaled_dot_product_attention, or sl.observe",
+                hint="F.scaled_dot_product_attention, a softmax between two products, or sl.observe",
             )
         if not self.seen.layers:
             self.seen._empty = text
@@ -223,6 +222,15 @@ class Watcher(Following):
     def name_of(self, module: nn.Module) -> str | None:
         return self.names.get(id(module))
 
+    def module_of(self, name: str) -> nn.Module | None:
+        """The module of this path."""
+        return next((module for module in self.model.modules() if self.names.get(id(module)) == name), None)
+
+    def mark_by_hand(self, name: str) -> None:
+        """What was seen of a module is attention that no function was called for."""
+        for layer in self._followed():
+            layer.by_hand |= layer.name.split("#")[0] == name
+
     def wants(self, name: str) -> bool:
         if name not in self.order:
             self.order[name] = len(self.order)
@@ -289,7 +297,7 @@ class Watcher(Following):
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """The account of one call becomes a part of its layer."""
-        call, row, first_query, first_key, _ = looked
+        call, row, first_query, first_key = looked[:4]
         s = call.sizes
         end_key = first_key + s.keys
         full = self.note(name, first_query, end_key)
@@ -310,7 +318,7 @@ class Watcher(Following):
                 call, row = select(call, row, heads=layer.heads)
             rows = layer.queries if layer.parts else 0
             cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
-            place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key))
+            place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key), real=looked.real)
             part = Part(call, rows, first_key, end_key, cell, None, self.passes)
             self._account(layer, part, looked, call, row, place)
         if self.deep:
@@ -324,7 +332,8 @@ class Watcher(Following):
         if waits:
             call = call.replace(q=_own(call.q), k=_own(call.k), mask=self.own_mask(call))
         found = {}
-        if self.keep:
+        keep = self.keep and looked.key is None
+        if keep:
             new = call.k if not layer.parts else call.k[..., -call.sizes.queries :, :]
             own = layer.kind == "cross" and layer.parts
             found["q"] = call.q if waits else _own(call.q)
@@ -333,7 +342,7 @@ class Watcher(Following):
             found["sinks"] = _own(call.sinks)
         mask = self._once(call.mask, lambda: _to_cpu(call.mask))
         bias = None
-        if self.keep:
+        if keep:
             bias = self._once(call.bias, lambda: _to_cpu(call.bias))
         part.call = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
         if waits:
@@ -343,7 +352,8 @@ class Watcher(Following):
             layer.parts.append(part)
             self.gather.add(Waiting(layer, part, call, row, place, call.k if whole else None, found))
         else:
-            self.follow.step(layer.name, looked.call.k, part.first_key, layer.kind == "cross")
+            keys = looked.call.k if looked.key is None else looked.key
+            self.follow.step(layer.name, keys, part.first_key, layer.kind == "cross")
             part.arriving = self.ship.send(account(call, row, self.wanted, place) | found)
             layer.parts.append(part)
 

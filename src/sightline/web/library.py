@@ -20,6 +20,8 @@ from sightline.web.problems import Problem
 LOOKED = 90.0
 # Of so many runs that made room it is remembered which they were; and so many may look at runs.
 REMEMBERED, VIEWERS = 32, 256
+# So many of those that were closed last can be opened again as they were.
+UNDO = 2
 
 
 @dataclass
@@ -34,7 +36,8 @@ class Library:
     """At most `limit` runs are open at a time; others make room for one more.
 
     First the saved ones that nobody looks at, then the made one without viewers that was asked for longest ago:
-    `closed` remembers it, and `drop` is told of it. A saved one can be opened again, whoever looks at it.
+    `closed` remembers it, and `drop` is told of it. A saved one can be opened again, whoever looks at it; of those that
+    were closed, the last `UNDO`.
 
     >>> Library(limit=8).listed()
     []
@@ -46,6 +49,7 @@ class Library:
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._shelves: OrderedDict[str, Shelf] = OrderedDict()
         self._open: OrderedDict[str, Run] = OrderedDict()
+        self._away: OrderedDict[str, tuple[Run | None, Shelf | None]] = OrderedDict()  # closed, and not yet let go of
         self._lock = threading.RLock()
 
     def shelve(self, id: str, shelf: Shelf) -> None:
@@ -68,6 +72,7 @@ class Library:
             self._open[run.id] = run  # a grown run takes the place of what it was
             self._open.move_to_end(run.id)
             self._closed.pop(run.id, None)
+            self._let_go(run.id)
 
     def look(self, id: str, by: str = "") -> None:
         """Someone looks at a run, and no more at the one before: for a while it makes room for no other."""
@@ -93,8 +98,51 @@ class Library:
             self._closed[id] = run.summary()
             while len(self._closed) > REMEMBERED:
                 self._closed.popitem(last=False)
-            run.close()
+            self._put_away(id, run, None)
             self.drop(id)
+
+    def _put_away(self, id: str, run: Run | None, shelf: Shelf | None) -> None:
+        """Close a run so that it can be opened again; one that is being made will never be whole."""
+        if run is not None and run.growing:
+            run.close()
+            return
+        if run is not None:
+            run.rest()
+        self._let_go(id)
+        self._away[id] = run, shelf
+        while len(self._away) > UNDO:
+            self._let_go(next(iter(self._away)))
+
+    def _let_go(self, id: str) -> None:
+        run, _ = self._away.pop(id, (None, None))
+        if run is not None:
+            run.close()
+
+    def reopen(self, id: str) -> None:
+        """Open a run again that was closed a moment ago."""
+        with self._lock:
+            if id in self:
+                return
+            if id not in self._away:
+                raise Problem(
+                    404,
+                    "this run cannot be opened again",
+                    expected=f"one of the last {UNDO} that were closed",
+                    got=id[:40],
+                    hint="run its text again",
+                )
+            run, shelf = self._away[id]
+            if run is not None and len(self._open) >= self.limit:
+                self._least_wanted()  # says if none can make room, while this one is still there
+            self._away.pop(id)
+            if run is not None:
+                self._make_room()
+            if shelf is not None:
+                self._shelves[id] = shelf
+                self._shelves.move_to_end(id, last=False)
+            if run is not None:
+                self._open[id] = run
+            self._closed.pop(id, None)
 
     def _least_wanted(self) -> str:
         since = time.monotonic() - LOOKED
@@ -138,13 +186,12 @@ class Library:
         )
 
     def close(self, id: str) -> None:
-        """Let go of a run. A saved folder stays on disk, and is listed again when the server starts again."""
+        """Close a run. A saved folder stays on disk, and is listed again when the server starts again."""
         with self._lock:
             known = id in self
-            run = self._open.pop(id, None)
-            self._shelves.pop(id, None)
-        if run is not None:
-            run.close()
+            run, shelf = self._open.pop(id, None), self._shelves.pop(id, None)
+            if known:
+                self._put_away(id, run, shelf)
         if not known:
             raise Problem(404, "there is no such run", expected="an id", got=id[:40], hint="GET /api/runs")
 
@@ -157,8 +204,12 @@ class Library:
 
     def clear(self) -> None:
         """Close every run."""
-        for id in list(self._open):
-            self.close(id)
+        with self._lock:
+            for run in self._open.values():
+                run.close()
+            self._open.clear()
+            for id in list(self._away):
+                self._let_go(id)
 
     def closed(self) -> list[dict[str, Any]]:
         """The runs that made room for others, in short, the last one last."""

@@ -111,6 +111,18 @@ def routes(service: Service) -> APIRouter:
         service.close_run(run)
         return Response(status_code=204)
 
+    @api.post("/runs/{run}/reopen", status_code=204, tags=["runs"])
+    async def reopen(run: str) -> Response:
+        """Open a run again that was closed a moment ago."""
+        await asyncio.to_thread(service.library.reopen, run)
+        return Response(status_code=204)
+
+    @api.get("/runs/{run}/text", tags=["runs"], response_model=shapes.Text)
+    async def text(run: str) -> Answer:
+        """The whole text of a run."""
+        whole = await asyncio.to_thread(lambda: found(run).whole_text)
+        return Answer({"text": whole}, headers={"Cache-Control": "no-store"})
+
     @api.post("/runs/{run}/look", status_code=204, tags=["runs"])
     async def look(run: str, by: Annotated[str, Query(max_length=64)] = "") -> Response:
         """Say that someone looks at a run, and no more at another: for a minute and a half it makes room for none."""

@@ -153,6 +153,13 @@ class Run(TypedDict):
 
 
 @whole
+class Text(TypedDict):
+    """The whole text of a run."""
+
+    text: str
+
+
+@whole
 class Measure(TypedDict):
     """How a number of a head is shown; `range` are the ends of its scale, if it has any."""
 

@@ -13,15 +13,17 @@ from torch.nn import Parameter
 from sightline import caches
 from sightline.backends.api import attention
 from sightline.nn.observe.listener import Listener
-from sightline.watching.intercept import active, fast_path, torch_calls
+from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
 from sightline.watching.intercept.flex import flex
-from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING, Trace
+from sightline.watching.intercept.marks import Trace
+from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sightline.watching.intercept.looked import Attended, Edited
+    from sightline.watching.intercept.marks import Soft
     from sightline.watching.intercept.mask_tables import Tables
     from sightline.watching.watcher import Watcher
 
@@ -76,6 +78,10 @@ class Audience:
             watcher.note(name, first_query, end_key)
         for watcher, name in self.wanting:
             watcher.seen._unseen[name] = why
+
+    def is_step(self, keys: int) -> bool:
+        """Whether one query may be a step of a generation; a class token that asks all of the others is none."""
+        return all(getattr(watcher, "is_step", _always)(name, keys) for watcher, name in self.hearing)
 
     def goes_on(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it: then there is nothing to find out."""
@@ -166,6 +172,7 @@ class WatchMode(Listener):
     def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.trace = Trace(buffers)  # of attention that no handler sees
+        self.trace.hear = _by_hand
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Nearly all calls end here: a look-up, and nothing to be done.
@@ -212,6 +219,37 @@ class WatchMode(Listener):
     def _new(self, x: Any) -> bool:
         """Whether something is neither a parameter nor a buffer."""
         return type(x) is not Parameter and id(x) not in self.trace.fixed
+
+
+def _by_hand(soft: Soft, weights: Tensor | None, softmax: nn.Module) -> None:
+    """Attention written by hand, whose weights go into a product now: its account, or the reason why there is none.
+
+    The module comes last: a frame whose first argument is a module is taken for a method of it.
+    """
+    every = unseen.holders(unseen.BY_HAND, softmax)
+    hearing = [(watcher, name) for watcher, name in every if hasattr(watcher, "module_of")]
+    for watcher, name in every:
+        if (watcher, name) not in hearing:  # a monitor
+            unseen.drop(watcher, name, unseen.BY_HAND, by_hand=True)
+    module = hearing[0][0].module_of(hearing[0][1]) if hearing else None
+    if module is None:
+        return
+    for watcher, _ in hearing:
+        watcher.listening.always = True
+    who = Audience(module, hearing)
+    found = by_hand.looked(who, soft, weights)
+    if isinstance(found, str):
+        for watcher, name in hearing:
+            unseen.drop(watcher, name, found, by_hand=True)
+        return
+    who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
+    who.record(found)
+    for watcher, name in who.wanting:
+        watcher.mark_by_hand(name)
+
+
+def _always(*_: Any) -> bool:
+    return True
 
 
 def _care(func: Any) -> str:

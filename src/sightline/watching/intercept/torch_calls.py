@@ -286,6 +286,8 @@ def position(who: Audience, queries: int, keys: int, is_causal: bool | None, fir
         return first
     if queries > keys or (queries < keys and queries > 1 and is_causal is False):
         return -1
+    if queries == 1 < keys and not who.is_step(keys):
+        return -1
     return keys - queries
 
 

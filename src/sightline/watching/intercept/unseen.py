@@ -1,20 +1,20 @@
-"""Attention that was not caught, noticed by its trace: a softmax between two matrix products.
+"""Attention that no function was called for, noticed by its trace: a softmax between two matrix products.
 
 The function mode hands over the few functions that scores and weights pass through. A product of two computed tensors
 is marked, the mark follows it to a softmax, and the weights from there to the next product. A product with a parameter
 is a projection, or a router's or a classifier's scores: it gets no mark. Neither does torch.nn.functional.linear, so a
 model that calls attention functions has no marks, and pays one look-up in a dictionary for each call of torch.
 
-Over which axis the softmax goes is nobody's business here: where channels attend to channels, it is said too.
+Where the way of the scores can be followed (`ways.py`), the account is made of them (`by_hand.py`); else it is said
+that the module attended unseen.
 """
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ from torch.nn import Parameter
 from sightline.errors import explain
 from sightline.watching.intercept import active, scripted
 from sightline.watching.intercept.caller import common, running
+from sightline.watching.intercept.marks import SOFT, Mark, Soft, Trace, tensors
+from sightline.watching.intercept.ways import OWNERS, PURE, RESHAPES, Product, Way, of_product, summed_over
 
 if TYPE_CHECKING:
     from sightline.watching.watcher import Watcher
@@ -35,67 +37,18 @@ AROUND = "its attention is written by hand: a softmax weighs what lies around ea
 _UNCOUNTED = 1 << 40
 
 
-class Mark(NamedTuple):
-    """What a tensor is on the way through attention, and the module that a softmax ran in."""
-
-    # "parameter" or "buffer"; "product", or "features" if one side is a buffer; "weights" (a softmax of these) or
-    # "soft" (of anything else); "sampled" (values at points) or "around" (values of neighbours)
-    kind: str
-    module: nn.Module | None = None
-
-
-class Trace:
-    """The marks of the tensors that are alive; one for each watch.
-
-    What is made of parameters and buffers alone is marked apart: while nothing else is, there is nothing to follow.
-    """
-
-    def __init__(self, buffers: Iterable[Tensor] = ()) -> None:
-        self.marks: dict[int, tuple[weakref.ref, Mark]] = {}
-        self.fixed: dict[int, tuple[weakref.ref, Mark]] = {}
-        self.shape: torch.Size | None = None  # of the last product
-        mark_buffers(self, buffers)
-
-    def get(self, x: Any) -> Mark | None:
-        if type(x) is Parameter:
-            return _PARAMETER
-        found = self.marks.get(id(x)) or self.fixed.get(id(x))
-        return found[1] if found is not None and found[0]() is x else None
-
-    def put(self, result: Any, mark: Mark) -> None:
-        marks = self.fixed if mark in (_PARAMETER, _BUFFER) else self.marks
-        for x in _tensors((result,)):
-            marks[id(x)] = (weakref.ref(x, partial(_gone, marks, id(x))), mark)
-
-    def forget(self, x: Any) -> None:
-        self.marks.pop(id(x), None)
-        self.fixed.pop(id(x), None)
-
-
-_PARAMETER, _BUFFER = Mark("parameter"), Mark("buffer")
-
-
-def mark_buffers(trace: Trace, buffers: Iterable[Tensor]) -> None:
-    """Of one more model."""
-    for buffer in buffers:
-        trace.put(buffer, _BUFFER)
-
-
-def _gone(marks: dict, key: int, ref: weakref.ref) -> None:
-    if key in marks and marks[key][0] is ref:
-        del marks[key]
-
-
 def miss(watcher: Watcher, name: str, reason: str) -> None:
     """A module attended and was not caught: a watch that chose it says so. The first reason counts."""
     if watcher.layers(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
         watcher.seen._unseen.setdefault(name, reason)
 
 
-def drop(watcher: Watcher, name: str, reason: str) -> None:
-    """What was seen of a layer is not to be believed: it is taken away, and is unseen from now on."""
+def drop(watcher: Watcher, name: str, reason: str, by_hand: bool = False) -> None:
+    """What was seen of a layer, or by hand in it, is not to be believed: it is taken away, and unseen from now on."""
     miss(watcher, name, reason)
-    for full in [full for full in watcher.seen._layers if full.split("#")[0] == name]:
+    for full, layer in list(watcher.seen._layers.items()):
+        if full.split("#")[0] != name or (by_hand and not getattr(layer, "by_hand", False)):
+            continue
         del watcher.seen._layers[full]
         if watcher.writer is not None:
             watcher.writer.drop(full)
@@ -134,7 +87,7 @@ def some(names: list[str], most: int = 8) -> str:
 def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Scores, if two computed tensors are multiplied; attention, if one of them is a softmax of such scores."""
     result = func(*args, **kwargs)
-    operands = list(_tensors((*args, *kwargs.values())))
+    operands = list(tensors((*args, *kwargs.values())))
     if func in _ADDING:
         operands = operands[1:]
     marks = [trace.get(x) for x in operands]
@@ -142,19 +95,43 @@ def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     computed = [i for i, kind in enumerate(kinds) if kind != "parameter"]
     trace.forget(result)
     if len(computed) > 1:
-        weights = [mark for mark in marks if mark is not None and mark.kind == "weights"]
+        weights = [i for i, kind in enumerate(kinds) if kind == "weights"]
         if weights:
-            _attended(BY_HAND, weights[0].module)
+            _weighed(trace, func, args, operands, weights[0])
         elif "soft" in kinds and "around" in kinds:
-            _attended(AROUND)
+            attended(AROUND)
         else:
-            trace.put(result, Mark("features" if "buffer" in kinds else "product"))
+            way = of_product(func, args, operands, result) if "buffer" not in kinds else None
+            trace.put(result, Mark("features" if "buffer" in kinds else "product", way=way))
             trace.shape = result.shape
     elif computed and (mark := marks[computed[0]]) is not None:
         x = operands[computed[0]]
         if x.dim() > 3 and result.shape[-2:] == x.shape[-2:]:  # heads that are mixed by parameters
-            trace.put(result, mark)
+            trace.put(result, _changed(mark, x, result))
     return result
+
+
+def _changed(mark: Mark, x: Tensor, result: Any) -> Mark:
+    """The mark of what was made of a tensor: of its own shape it can be followed on, and weights are others."""
+    if mark.way is None or not isinstance(result, Tensor) or result.shape != x.shape:
+        return mark._replace(way=None)
+    if mark.soft is not None:
+        mark.soft.pure = False
+    return mark
+
+
+def _weighed(trace: Trace, func: Any, args: tuple, operands: list[Tensor], place: int) -> None:
+    """Weights go into a product: an account of them, if their keys are what it sums over."""
+    weights = operands[place]
+    mark = trace.get(weights)
+    assert mark is not None
+    way, soft = mark.way, mark.soft
+    axes = None if way is None else way.axes()
+    followed = axes is not None and axes[1] == summed_over(func, args, place, weights)
+    if not followed or soft is None or mark.module is None or trace.hear is None:
+        attended(BY_HAND, mark.module)
+    else:
+        trace.hear(soft, None if soft.pure else weights, mark.module)
 
 
 def _mixed(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -165,7 +142,7 @@ def _mixed(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     if mark is not None and isinstance(weight, Tensor) and _first(args, kwargs).dim() > 3:
         square = weight.shape[0] == weight.shape[1] and weight.numel() == weight.shape[0] ** 2
         if square:
-            trace.put(result, mark)
+            trace.put(result, _changed(mark, _first(args, kwargs), result))
     return result
 
 
@@ -177,16 +154,38 @@ def _softmax(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     result = func(*args, **kwargs)
     if mark is None or mark.kind not in ("product", "features"):
         trace.put(result, Mark("soft"))
-    elif (module := _module()) is not None:
-        trace.put(result, Mark("weights", module))
+    elif (module := current()) is not None:
+        soft = _soft(mark, func, x, args, kwargs)
+        way = None if soft is None else Way(Product(None, None, result.shape, -2, -1))
+        trace.put(result, Mark("weights", module, way, soft))
+        if soft is not None:
+            if len(trace.soft) == SOFT and (oldest := trace.soft[0]()) is not None:
+                oldest.take()
+            trace.soft.append(weakref.ref(soft))
     return result
+
+
+def _soft(mark: Mark, func: Any, x: Tensor, args: tuple, kwargs: dict) -> Soft | None:
+    """What a softmax is given, if it goes over the keys of scores whose way is known."""
+    axes = None if mark.way is None or func not in _SOFTMAX else mark.way.axes()
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if axes is None or dim not in (-1, x.dim() - 1):
+        return None
+    rows, columns = (axis if x.shape[axis] > 1 else None for axis in axes)
+    swapped = rows == -1 or columns == -2
+    if swapped:
+        rows, columns = columns, rows
+    if rows not in (-2, None) or columns not in (-1, None) or x.dim() < 2:
+        return None
+    assert mark.way is not None
+    return Soft(x.detach(), mark.way.product, swapped)
 
 
 def _exponential(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """A softmax that is written out; of a product with a buffer they are the random features of linear attention."""
     mark = trace.get(_first(args, kwargs)) if trace.marks else None
     result = func(*args, **kwargs)
-    if mark is not None and mark.kind == "product" and (module := _module()) is not None:
+    if mark is not None and mark.kind == "product" and (module := current()) is not None:
         trace.put(result, Mark("weights", module))
     return result
 
@@ -204,8 +203,13 @@ def _same(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
     mark = trace.get(x)
     result = func(*args, **kwargs)
-    if mark is not None and result is not x:
-        trace.put(result, mark)
+    if mark is not None:
+        if mark.soft is not None and func not in PURE and func not in RESHAPES:
+            mark.soft.pure = False
+        if result is not x:
+            trace.put(
+                result, mark if mark.way is None else mark._replace(way=mark.way.through(func, x, args, kwargs, result))
+            )
     return result
 
 
@@ -215,22 +219,24 @@ def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in _INTO:
             trace.forget(_first(args, kwargs))  # a buffer that is written to is a cache
         return func(*args, **kwargs)
-    operands = list(_tensors((*args, *kwargs.values())))
+    operands = list(tensors((*args, *kwargs.values())))
     marks = [trace.get(x) for x in operands]
     kinds = [_kind(mark) for mark in marks]
     result = func(*args, **kwargs)
     into = operands[0] if func in _INTO and operands else result
     if "sampled" in kinds and func in _TIMES and ("soft" in kinds or "weights" in kinds):
-        _attended(SAMPLED)
+        attended(SAMPLED)
         trace.forget(into)
         return result
     if func in _INTO:
         trace.forget(into)
     for kind in ("weights", "product", "features", "sampled", "around", "soft"):
         if kind in kinds:
-            i = kinds.index(kind)
+            same = [i for i, x in enumerate(operands) if kinds[i] == kind and x.shape == _shape(result)]
+            i = next((i for i in same if _way(marks[i])), kinds.index(kind))
             mark = marks[i]
             assert mark is not None
+            mark = _changed(mark, operands[i], result if func in _BY_ELEMENT else None)
             others = [x for j, x in enumerate(operands) if kinds[j] != kind and x is not operands[i]]
             if kind == "weights" and func in _BY_ELEMENT and not _still_weights(operands[i], others, result):
                 trace.forget(into)
@@ -238,6 +244,14 @@ def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
                 trace.put(into, mark)
             break
     return result
+
+
+def _way(mark: Mark | None) -> Way | None:
+    return None if mark is None else mark.way
+
+
+def _shape(result: Any) -> torch.Size | None:
+    return result.shape if isinstance(result, Tensor) else None
 
 
 def _still_weights(weights: Tensor, others: list[Tensor], result: Any) -> bool:
@@ -258,7 +272,7 @@ def _kind(mark: Mark | None) -> str | None:
     return None if mark is None else mark.kind
 
 
-def _module() -> nn.Module | None:
+def current() -> nn.Module | None:
     """The watched module that is running; None while a watch makes its account, or gradients are computed."""
     watches = active.watches()
     if not watches or torch._C._current_graph_task_id() != -1:
@@ -269,36 +283,32 @@ def _module() -> nn.Module | None:
     return running(names)
 
 
-def _attended(reason: str, softmax: nn.Module | None = None) -> None:
-    """Tell the watches: the module is the innermost one that holds both the softmax and what follows it.
+def holders(reason: str, softmax: nn.Module | None) -> list[tuple[Watcher, str]]:
+    """The watches, and what each calls the innermost module that holds both a softmax and what follows it.
 
     The reason comes first: a frame whose first argument is a module is taken for a method of it.
     """
-    module = _module()
-    if module is None:
-        return
-    for watcher in active.watches():
+    module, found = current(), []
+    for watcher in active.watches() if module is not None else []:
         name = watcher.name_of(module)
         other = name if softmax is None else watcher.name_of(softmax)
         if name is not None and other is not None:
-            miss(watcher, common(name, other, watcher.names), reason)
+            found.append((watcher, common(name, other, watcher.names)))
+    return found
+
+
+def attended(reason: str, softmax: nn.Module | None = None) -> None:
+    """Tell the watches of attention that cannot be followed; nothing that was seen of it by hand stays."""
+    for watcher, name in holders(reason, softmax):
+        drop(watcher, name, reason, by_hand=True)
 
 
 def _first(args: tuple, kwargs: dict) -> Any:
     return args[0] if args else kwargs.get("input", kwargs.get("self"))
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for x in values:
-        if isinstance(x, Tensor):
-            yield x
-        elif isinstance(x, list | tuple):
-            yield from _tensors(x)
-
-
 # The functions, by the names that torch has for them as functions and as methods.
 
-_OWNERS = (torch, torch.Tensor, F, torch.special, torch._C._nn)
 _PRODUCTS = "matmul __matmul__ __rmatmul__ mm bmm mv inner einsum tensordot baddbmm baddbmm_ addmm addbmm cdist"
 _SAME = """
     view view_as reshape reshape_as flatten unflatten ravel transpose permute swapaxes swapdims movedim moveaxis t
@@ -316,10 +326,11 @@ Follow = Callable[[Trace, Any, tuple, dict], Any]
 
 
 def _named(names: str) -> set[Any]:
-    found = {getattr(owner, name) for owner in _OWNERS for name in names.split() if hasattr(owner, name)}
+    found = {getattr(owner, name) for owner in OWNERS for name in names.split() if hasattr(owner, name)}
     return {function for function in found if callable(function)}
 
 
+_SOFTMAX = _named("softmax")
 _ADDING = _named("baddbmm baddbmm_ addmm addbmm")
 _TIMES = _named("mul mul_ multiply __rmul__")
 _BY_ELEMENT = _named(_MEET)

@@ -103,6 +103,8 @@ class Following:
     continues: bool
     seen: Seen
     reader: Reader
+    ends: dict[str, tuple[int, int]]
+    counts: dict[str, int]
     writer: Writer | None
     gather: Gather
     _restart: Callable[[], None]
@@ -133,6 +135,12 @@ class Following:
         if self.lost is not None:
             self._say_unseen(full, self.lost)
         return full not in self.said
+
+    def is_step(self, name: str, keys: int) -> bool:
+        """Whether one query over so many keys may be a step of a generation, and not one that asks all of them."""
+        calls = self.counts.get(name, 0) + 1
+        turn, end = self.ends.get(name if calls == 1 else f"{name}#{calls}", (self.passes, 0))
+        return self.reader.one or (turn != self.passes and end == keys - 1)
 
     def _joins(self, full: str, first_query: int, end_key: int) -> None:
         """Whether a call goes on where the passes before ended, takes something back, or is of another run."""

@@ -91,6 +91,7 @@ class Layer:
     freed: int = 0  # parts whose q and k are on disk alone
     settle: Callable[[], object] | None = None  # what accounts for the parts that wait
     stamp: int = 0  # how often something came that is no part
+    by_hand: bool = False  # attention that no function was called for
     _sight: tuple[int, KeptSight] | None = None
 
     def changed(self) -> None:
@@ -284,6 +285,7 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
     last = biases[-1]
     if len(biases) == 1 or (last is not None and not isinstance(last, Tensor) and last.grows):
         return last
+    biases = [torch.zeros(1, 1, 1, 1) if bias is None else bias for bias in biases]
     if not all(isinstance(bias, Tensor) for bias in biases):
         raise InputError(
             f"the parts of {layer.name} have biases that cannot be joined",
@@ -292,8 +294,9 @@ def _bias(layer: Layer, queries: int, keys: int) -> Any:
             hint="keep_qk=False, or watch the prompt alone",
         )
     rows = []
+    lead = torch.broadcast_shapes(*(bias.shape[:-2] for bias in biases))  # type: ignore[union-attr]
     for part, bias in zip(layer.parts, biases):
-        full = bias.expand(*bias.shape[:-2], part.call.sizes.queries, part.end_key - part.first_key)  # type: ignore[union-attr]
+        full = bias.expand(*lead, part.call.sizes.queries, part.end_key - part.first_key)  # type: ignore[union-attr]
         rows.append(torch.nn.functional.pad(full, (part.first_key, keys - part.end_key)))
     return cat(rows, -2)
 

@@ -32,6 +32,7 @@ class Place:
     cell: tuple[int, int]
     repeats: Tensor | None = None  # [batch, queries]: where an induction head would look
     steps: bool = False  # the queries are steps of a generation, one key further each
+    real: Tensor | None = None  # [batch, keys]: which keys are no padding, where no mask says so
 
 
 def shares(
@@ -48,7 +49,7 @@ def shares(
     if not s.keys or not s.queries:
         return {}
     found: dict[str, Tensor] = {}
-    real = real_keys(call.mask, s.keys, device)
+    real = real_keys(call.mask, s.keys, device) if place.real is None else place.real
     wanted: dict[str, Tensor | int] = {"first": _first(real, place, device)}
     if place.query_position >= 0:
         offset = place.query_position - place.first_key

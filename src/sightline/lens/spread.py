@@ -1,0 +1,156 @@
+"""A sight whose keys lie elsewhere too, as each of several processes has it: it asks them, through whoever made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from torch import Tensor
+
+from sightline.backends.tiles import Columns
+from sightline.errors import InputError
+from sightline.lens import geometry
+from sightline.lens.job import Weighted
+from sightline.lens.levels import Levels
+from sightline.lens.requests import Picture
+from sightline.lens.sight import Sight
+from sightline.memory import require
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from sightline.backends.call import Call
+    from sightline.lens.requests import Request
+
+
+class Others(Protocol):
+    """The processes that hold the sequence, this one among them. All of them must ask for the same."""
+
+    queries: int  # of all
+    keys: int
+    positions: list[int]  # where the local queries stand among those of all
+
+    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]: ...
+
+    def tile(self, rows: slice, columns: slice) -> Tensor: ...
+
+
+class RankSight(Sight):
+    """A rank's part of a sight: its own queries over the keys of all ranks.
+
+    `shape` is (*batch, heads, queries of this rank, keys of all). Row statistics and `top` are of the local queries,
+    with keys counted through the whole; `received` is of the local keys over the queries of all ranks; `picture` is
+    of the whole map, its rows counted through the whole, and the same on every rank; `tile` is of local queries and
+    any keys of the whole.
+
+    What was not asked for in `stats` is computed when it is, with the keys passed around: every rank must ask, for the
+    same, in the same order.
+
+    >>> import torch
+    >>> import sightline as sl
+    >>> q = torch.randn(8, 16)
+    >>> _, sight = sl.parallel.observe(q, q, q, mask=sl.causal())  # one process: the whole of it
+    >>> sight.shape, sight.received().shape
+    ((8, 8), torch.Size([8]))
+    """
+
+    def __init__(self, call: Call, row: Tensor, others: Others, flat: bool) -> None:
+        """`call`: the local queries and keys, with the sizes, the mask and the bias of local queries and all keys."""
+        super().__init__(call, row, flat)
+        self._others = others
+
+    @property
+    def positions(self) -> list[int]:
+        """Where the local queries stand among the queries of all ranks."""
+        return self._others.positions
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the map of all ranks: (*batch, heads, queries, keys)."""
+        return (*self.shape[:-2], self._others.queries, self._others.keys)
+
+    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
+        """The values of some requests in one pass around the ring, kept nowhere."""
+        self._unchanged.check()
+        return self._others.compute(requests)
+
+    def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
+        """The exact weights of some local queries and any keys of the whole. Every rank must ask, each for its own."""
+        s = self.call.sizes
+        band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
+        cells = self.row.numel() // max(s.queries, 1) * (band.stop - band.start) * (span.stop - span.start)
+        require("this tile", 3 * cells * self.row.itemsize, self.device, "a smaller rectangle, or picture()")
+        self._unchanged.check()
+        return self._shaped(self._others.tile(band, span))
+
+    def picture(
+        self,
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+        size: tuple[int, int] = (512, 512),
+        cell: tuple[int, int] | None = None,
+        reduce: str = "mean",
+        visible_only: bool = False,
+    ) -> Float[Tensor, "*batch heads height width"]:
+        """A picture of any rectangle of the whole map, as `Sight.picture`; every rank must ask for the same."""
+        band = geometry.resolve("rows", rows, self._others.queries)
+        span = geometry.resolve("columns", columns, self._others.keys)
+        request = Picture(*size, rows=band, columns=span, cell=cell, reduce=reduce, visible_only=visible_only)
+        return self._shaped(self.value(request))
+
+    def _resolved(self, picture: Picture) -> Picture:
+        """The same picture, a rectangle that is the whole map without bounds."""
+        rows, columns = (
+            None if pair in (None, (0, None), (0, length)) else slice(*pair)
+            for pair, length in ((picture.rows, self._others.queries), (picture.columns, self._others.keys))
+        )
+        return Picture(
+            *(picture.size or (512, 512)),
+            cell=picture.cell,
+            rows=rows,
+            columns=columns,
+            reduce=picture.reduce,
+            visible_only=picture.visible_only,
+        )
+
+    def scores(self, rows: slice | int, columns: slice | int) -> NoReturn:
+        """Not to be had of a sequence on several ranks: `tile` gives the weights."""
+        _refuse("scores")
+
+    def select(self, batch: int | None = None, heads: Sequence[int] | None = None) -> NoReturn:
+        """Not to be had of a sequence on several ranks: select from what was computed."""
+        _refuse("select")
+
+    def save(self, path: str | Path, keep_qk: bool = True) -> NoReturn:
+        """Not to be had of a sequence on several ranks: save what was computed."""
+        _refuse("save")
+
+    def __getstate__(self) -> NoReturn:
+        _refuse("a copy")
+
+
+class KnownLevels(Levels):
+    """The numbers of rows of which only some keys are here: what they lack was measured over all of them."""
+
+    def __init__(self, call: Call, row: Tensor, rest: Tensor) -> None:
+        super().__init__(call, row)
+        self._given = rest
+
+    def _found_large(self) -> Tensor:
+        return self._given != 0
+
+    def measure(self, q_rows: Tensor, rows: slice, columns: list[Columns]) -> Tensor:
+        return self._given[..., rows]
+
+    def own_rest(self, logs: Tensor, rows: slice) -> Tensor:
+        return self._given[..., rows]
+
+
+def _refuse(what: str) -> NoReturn:
+    raise InputError(
+        f"{what} is not to be had of one rank's part of a sight",
+        expected="a sight of one process",
+        got="one whose keys lie on other ranks",
+        hint="ask for entropy, received(), top(), tile() or picture(), and keep these tensors",
+    )

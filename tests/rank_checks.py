@@ -1,0 +1,313 @@
+"""What ranks check together: every one compares its part with what one process computes of the whole."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import sightline as sl
+from sightline.errors import InputError, RankError
+from sightline.parallel import torch_ring
+from sightline.parallel.ranks import Ranks
+
+# Every number of a rank against the same number of one process, of numbers of size one.
+CLOSE = 1e-6
+# Of four ranks a few cases say all that two do not.
+FEW = ("causal", "documents", "bias of -1e9", "sinks", "sigmoid")
+STATS = (
+    "entropy",
+    "max_score",
+    "distance",
+    "total",
+    "received",
+    sl.Top(3),
+    sl.Picture(7, 5),
+    sl.Picture(4, reduce="max"),
+)
+
+
+def checks(size: int) -> dict[str, Callable[[int, int], None]]:
+    """All checks for so many ranks, in their order; those that end a rank come last."""
+    found = {name: value for name, value in globals().items() if name.startswith("check_")}
+    last = [name for name in found if name.endswith(("_hangs", "_dies"))]
+    return {name: found[name] for name in [*(name for name in found if name not in last), *last]}
+
+
+def warm() -> None:
+    """Import whatever the checks import, before anybody is forked."""
+    importlib.import_module("torch.distributed.tensor.experimental._context_parallel")
+    importlib.import_module("torch._dynamo")  # torch's collectives ask it
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, what: str = "", within: float = CLOSE) -> None:
+    """Within a millionth of the largest number there is; NaN and infinities where the other has them."""
+    bound = within * max(1.0, float(wanted.detach().nan_to_num(0, 0, 0).abs().amax() if wanted.numel() else 0))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=bound, equal_nan=True, msg=lambda text: f"{what}: {text}")
+
+
+def parts(x: torch.Tensor, balance: str) -> torch.Tensor:
+    return sl.parallel.shard(x, balance=balance)
+
+
+def places(length: int, balance: str) -> torch.Tensor:
+    return sl.parallel.shard(torch.arange(length), dim=0, balance=balance)
+
+
+def cases(length: int) -> dict[str, dict[str, Any]]:
+    """Calls over `length` queries and keys, by what is special about them."""
+    ids = torch.arange(length).div(7, rounding_mode="floor").expand(2, -1)
+    table = torch.rand(2, 1, length, length) < 0.5
+    table[0, 0, 3] = False
+    bias = torch.randn(4, length, length)
+    hidden = torch.zeros(1, 1, length).masked_fill(torch.arange(length) > 5, -1e9)
+    return {
+        "full": {},
+        "causal": {"mask": sl.causal()},
+        "window": {"mask": sl.window(5, 1)},
+        "documents": {"mask": sl.documents(ids) & sl.causal()},
+        "padding": {"mask": sl.padding([length - 9, length])},
+        "table": {"mask": sl.dense(table)},
+        "prefix": {"mask": sl.prefix(6)},
+        "alibi": {"bias": sl.alibi(4), "mask": sl.causal()},
+        "bias": {"bias": bias},
+        "bias of -1e9": {"bias": hidden, "mask": ~sl.window(length, length) | sl.window(0, length)},
+        "softcap": {"softcap": 2.0, "scale": 0.7, "mask": sl.causal()},
+        "sinks": {"sinks": torch.tensor([0.5, -1.0, 3.0, 0.0]), "mask": sl.causal()},
+        "relu": {"normalizer": "relu", "mask": sl.causal()},
+        "sigmoid": {"normalizer": "sigmoid"},
+        "uniform": {"normalizer": "uniform", "mask": sl.window(4)},
+    }
+
+
+def qkv(queries: int, keys: int, heads: int = 4, kv_heads: int = 2, **how: Any) -> list[torch.Tensor]:
+    return [
+        torch.randn(2, h, n, d, **how) for h, n, d in ((heads, queries, 8), (kv_heads, keys, 8), (kv_heads, keys, 6))
+    ]
+
+
+def _same(case: str, found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    close(found, wanted, f"{case}, {what}", CLOSE if found.dtype == torch.float32 else 1e-12)
+
+
+def check_sights_and_outputs_are_those_of_one_process(rank: int, size: int) -> None:
+    for balance in ("contiguous", "head-tail"):
+        for name, options in cases(37).items():
+            if size > 2 and name not in FEW:
+                continue
+            exact = torch.float32 if name in ("causal", "bias of -1e9") else torch.float64
+            q, k, v = (x.to(exact) for x in qkv(37, 37))
+            options = {
+                key: x.to(exact) if key in ("bias", "sinks") and isinstance(x, torch.Tensor) else x
+                for key, x in options.items()
+            }
+            out, whole = sl.observe(q, k, v, stats=STATS, **options)
+            mine = [parts(x, balance) for x in (q, k, v)]
+            got, sight = sl.parallel.observe(*mine, balance=balance, stats=STATS, **options)
+            here = places(37, balance)
+            assert sight.shape == (2, 4, len(here), 37), name
+            assert sight.positions == here.tolist()
+            assert sight.whole_shape == whole.shape
+
+            same = functools.partial(_same, f"{balance}, {name}")
+            same(got, out[..., here, :], "output")
+            if "normalizer" not in options:
+                same(sight.lse, whole.lse[..., here], "lse")
+                same(sight.sink_share, whole.sink_share[..., here], "sink")
+            for statistic, units in (("entropy", 1), ("max_score", 1), ("distance", 37), ("total", 1)):
+                same(sight.statistic(statistic) / units, whole.statistic(statistic)[..., here] / units, statistic)
+            same(sight.received(), whole.received()[..., here], "received")
+            weights, keys = whole.top(3).weights[..., here, :], whole.top(3).keys[..., here, :]
+            same(sight.top(3).weights, weights, "top")
+            # Where two weights are nearly the same, either key may come first.
+            clear = (weights[..., :-1] - weights[..., 1:]).abs().amin(-1) > 1e-5
+            assert torch.equal(sight.top(3).keys[clear], keys[clear]), name
+            same(sight.picture(size=(7, 5)), whole.picture(size=(7, 5)), "picture")
+            same(sight.picture(size=(4, 4), reduce="max"), whole.picture(size=(4, 4), reduce="max"), "largest")
+            # What was not asked for before; each rank its own tile, all the same picture.
+            rows = slice(1, len(here))
+            same(sight.tile(rows, slice(3, 31)), whole.tile(slice(0, 37), slice(3, 31))[..., here[rows], :], "tile")
+            rectangle = {"rows": slice(5, 30), "columns": slice(2, 37), "size": (3, 4), "visible_only": True}
+            same(sight.picture(**rectangle).nan_to_num(-1), whole.picture(**rectangle).nan_to_num(-1), "rectangle")
+            by = torch.rand(2, 4, 37)
+            same(sight.received(by[..., here]), whole.received(by)[..., here], "weighted")
+
+
+def check_gradients_are_those_of_one_process(rank: int, size: int) -> None:
+    names = FEW[:2] if size > 2 else ("full", "causal", "documents", "softcap", "sinks", "bias", "sigmoid")
+    for balance in ("contiguous", "head-tail"):
+        for name in names:
+            options = dict(cases(23)[name])
+            learned = [x for x in (options.get("bias"), options.get("sinks")) if isinstance(x, torch.Tensor)]
+            q, k, v = qkv(23, 23)
+            weight = torch.randn(2, 4, 23, 6)
+            wholes = [x.clone().requires_grad_() for x in (q, k, v)]
+            for x in learned:
+                x.requires_grad_()
+            (sl.attention(*wholes, **options) * weight).sum().backward()
+            wanted = [x.grad.clone() for x in learned]
+            for x in learned:
+                x.grad = None
+            mine = [parts(x, balance).clone().requires_grad_() for x in (q, k, v)]
+            (sl.parallel.attention(*mine, balance=balance, **options) * parts(weight, balance)).sum().backward()
+            for own, whole in zip(mine, wholes, strict=True):
+                close(own.grad, parts(whole.grad, balance))
+            for own, grad in zip(learned, wanted, strict=True):
+                torch.testing.assert_close(own.grad, grad, rtol=1e-5, atol=1e-6)
+
+
+def check_uneven_and_unequal_parts(rank: int, size: int) -> None:
+    """Parts of any lengths, an empty one too, and fewer queries than keys, as with a cache; float64; two axes."""
+    queries, keys = [3, 0, 5, 1][:size], [4, 9, 0, 2][:size]
+    q, k, v = (x.double() for x in qkv(sum(queries), sum(keys)))
+    whole, sight = sl.observe(q, k, v, mask=sl.causal(), stats=("distance", "received"))
+    mine = [x.split(n, -2)[rank] for x, n in ((q, queries), (k, keys), (v, keys))]
+    got, own = sl.parallel.observe(*mine, mask=sl.causal(), stats=("distance", "received"))
+    torch.testing.assert_close(got, whole.split(queries, -2)[rank], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(own.distance, sight.distance.split(queries, -1)[rank], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(own.received(), sight.received().split(keys, -1)[rank], rtol=1e-12, atol=1e-12)
+    flat = sl.parallel.attention(*(x[0, 0] for x in mine))
+    torch.testing.assert_close(flat, sl.attention(q[0, 0], k[0, 0], v[0, 0]).split(queries, 0)[rank])
+
+
+def check_the_same_bits_run_after_run(rank: int, size: int) -> None:
+    q, k, v = (parts(x, "head-tail") for x in qkv(64, 64, 4, 4))
+    runs = []
+    for _ in range(2):
+        out, sight = sl.parallel.observe(q, k, v, mask=sl.causal(), balance="head-tail", stats=STATS)
+        runs.append([out, sight.entropy, sight.received(), sight.picture(size=(7, 5)), sight.top(3).weights])
+        runs[-1].append(sl.parallel.attention(q, k, v, mask=sl.causal(), balance="head-tail"))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    pictures = sl.parallel.unshard(runs[0][3][None], dim=0)  # of every rank
+    assert all(torch.equal(pictures[0], one) for one in pictures)
+
+
+def check_torchs_own_ring_does_what_it_can(rank: int, size: int) -> None:
+    used: list[str] = []
+    real = torch_ring.run
+    torch_ring.run = lambda *given: used.append(given[-1]) or real(*given)
+    try:
+        for balance, mask in (("contiguous", None), ("contiguous", sl.causal()), ("head-tail", sl.causal())):
+            wholes = [torch.randn(2, 4, 32, 8, requires_grad=True) for _ in range(3)]
+            mine = [parts(x.detach(), balance).requires_grad_() for x in wholes]
+            out = sl.attention(*wholes, mask=mask)
+            got = sl.parallel.attention(*mine, mask=mask, balance=balance)
+            close(got, parts(out, balance))
+            out.square().sum().backward()
+            got.square().sum().backward()
+            for own, whole in zip(mine, wholes, strict=True):
+                close(own.grad, parts(whole.grad, balance))
+    finally:
+        torch_ring.run = real
+    assert used == ["contiguous", "contiguous", "head-tail"]
+
+
+def check_nan_stays_where_it_belongs(rank: int, size: int) -> None:
+    """A key that nobody sees may hold anything; one that is seen spoils its rows alone."""
+    q, k, v = (torch.randn(1, 2, 24, 8) for _ in range(3))
+    k[:, :, -1], v[:, :, -1] = torch.nan, torch.inf
+    v[:, :, 10] = torch.nan
+    mask = sl.causal() & sl.padding([23])
+    whole = sl.attention(q, k, v, mask=mask)
+    got = sl.parallel.attention(*(parts(x, "contiguous") for x in (q, k, v)), mask=mask)
+    close(got, parts(whole, "contiguous"))
+    assert not whole[:, :, :10].isnan().any()
+
+
+def check_dropout_drops_what_it_says_and_its_gradient_fits(rank: int, size: int) -> None:
+    """The mean over all values of one is one; the gradient of the values is what the output was made with."""
+    q, k = (torch.zeros(1, 2, 64, 8) for _ in range(2))
+    v = torch.ones(1, 2, 64, 4, requires_grad=True)
+    out = sl.parallel.attention(q, k, v, dropout=0.25)
+    assert out.std() > 0.005
+    assert 0.9 < float(sl.parallel.unshard(out).mean()) < 1.1
+    total = sl.parallel.unshard(out).sum()
+    out.sum().backward()
+    torch.testing.assert_close(sl.parallel.unshard(v.grad).sum(), total, rtol=1e-4, atol=1e-3)
+
+
+def check_a_mesh_is_a_group(rank: int, size: int) -> None:
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,), mesh_dim_names=("cp",))
+    q = torch.randn(1, 2, 16, 8)
+    mine = sl.parallel.shard(q, mesh)
+    got = sl.parallel.unshard(sl.parallel.attention(mine, mine, mine, group=mesh), mesh)
+    close(got, sl.attention(q, q, q))
+    wide = dist.device_mesh.init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "cp"))
+    _refused("one axis", lambda: sl.parallel.attention(mine, mine, mine, group=wide))
+    part = sl.parallel.shard(q, wide["cp"])
+    got = sl.parallel.unshard(sl.parallel.attention(part, part, part, group=wide["cp"]), wide["cp"])
+    close(got, sl.attention(q, q, q))
+
+
+def check_what_does_not_fit_is_refused_on_every_rank(rank: int, size: int) -> None:
+    q = torch.randn(1, 2, 4, 8)
+    one = rank == 1
+    _refused("scale", lambda: sl.parallel.attention(q, q, q, scale=0.5 if one else 0.25))
+    _refused("dim", lambda: sl.parallel.attention(*[q[..., : 4 if one else 8]] * 3))
+    _refused("asked for", lambda: sl.parallel.observe(q, q, q, stats=("entropy",) if one else ()))
+    _refused("mask", lambda: sl.parallel.attention(q, q, q, mask=sl.causal() if one else None))
+    _refused("fit", lambda: sl.parallel.attention(q, q, q, mask=sl.padding([[True] * 5])))
+    _refused("fit", lambda: sl.parallel.attention(q, q, q, bias=torch.zeros(3, 3)))
+    _refused("balance", lambda: sl.parallel.attention(q, q, q, balance="zigzag"))
+    _refused("backend", lambda: sl.parallel.attention(q, q, q, backend="none"))
+    _, sight = sl.parallel.observe(q, q, q)
+    _refused("one rank's part", lambda: sight.save("nowhere"))
+    q.add_(1)
+    _refused("changed after the call", lambda: sight.entropy)
+
+
+def _refused(word: str, call: Callable[[], object]) -> None:
+    said = _error(InputError, call)
+    assert word in said, said
+
+
+def _error(kind: type[Exception], call: Callable[[], object]) -> str:
+    """What an error says that must come."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def check_a_rank_that_hangs(rank: int, size: int) -> None:
+    """The others end within the timeout of the group, and name it."""
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=4))
+    q = torch.randn(1, 2, 4, 8)
+    begun = time.monotonic()
+    if rank != size - 1:
+        said = _error(RankError, lambda: sl.parallel.attention(q, q, q, group=group))
+        assert f"rank {size - 1} did not answer: what the call is" in said, said
+        assert time.monotonic() - begun < 8
+    dist.barrier()
+
+
+def check_a_rank_that_dies(rank: int, size: int) -> None:
+    """In the middle of the ring: who waits for it names it, and the step."""
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=6))
+    q = torch.randn(1, 2, 4, 8)
+    if rank == size - 1:
+        real = Ranks.rotate
+
+        def die(self: Ranks, *given: Any) -> Any:
+            return os._exit(0) if "statistics" in given[0] else real(self, *given)
+
+        Ranks.rotate = die
+    begun = time.monotonic()
+    said = _error(
+        RankError,
+        lambda: sl.parallel.observe(q, q, q, group=group, mask=sl.window(1), stats=("received",)),
+    )
+    assert "did not answer: statistics, keys, step" in said, said
+    if rank == 0:
+        assert f"rank {size - 1} did not answer" in said, said
+    assert time.monotonic() - begun < 12
