@@ -22,6 +22,13 @@ export interface Scale {
   map: MapName;
   dark: boolean;
   difference: boolean;
+  most?: number; // of a reading: its largest cell, which its thumbnails are shares of
+}
+
+// What a reading goes up to is known: the largest cell of any head.
+export function readingScale(scale: Scale, { most, signed }: { most: number; signed: boolean }): Scale {
+  const lo = scale.name === "log" ? most * 1e-4 : 0;
+  return { ...scale, lo, hi: most, difference: scale.difference || signed, most };
 }
 
 export type Rgb = [number, number, number];
@@ -159,8 +166,20 @@ export function thumbWeight(code: number): number {
   return code === 1 ? 0 : THUMB_FLOOR * Math.exp(((code - 2) / 253) * -Math.log(THUMB_FLOOR));
 }
 
+// The cell of a reading that a byte of a thumbnail stands for.
+export function thumbCell(code: number, most: number): number {
+  const share = (code - 128) / 127;
+  return code === 0 ? NaN : Math.sign(share) * share * share * most;
+}
+
 export function thumbTable(scale: Scale): Uint32Array {
   const table = new Uint32Array(256);
+  const { most } = scale;
+  if (most !== undefined)
+    return table.map((_, code) => {
+      const color = colorOf(scale, thumbCell(code, most));
+      return color === null ? 0 : ((255 << 24) | (color[2] << 16) | (color[1] << 8) | color[0]) >>> 0;
+    });
   for (let code = 0; code < 256; code++) {
     // A byte cannot tell 0 from next to nothing: both are shown as below the floor.
     const color = code === 1 ? rampColor(scale, 0) : colorOf(scale, thumbWeight(code));

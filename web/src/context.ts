@@ -3,11 +3,11 @@
 import { batch, signal } from "@preact/signals-core";
 import { carried } from "./carrier";
 import { onChange } from "./changes";
-import { opening, rescaled, type Scale, type ScaleName } from "./colors";
+import { opening, readingScale, rescaled, type Scale, type ScaleName } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
 import { fitted } from "./fitted";
-import type { Cells } from "./grid";
 import { Loader } from "./loader";
+import type { Hover, Link, Notice } from "./pointed";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
 import { bare, type State, Store, same } from "./state";
@@ -16,21 +16,7 @@ import { store, stored } from "./storage";
 // Milliseconds between two words to the server that a run is looked at.
 const LOOK = 30_000;
 
-export interface Hover {
-  q: number | null;
-  k: number | null;
-  cells: Cells | null;
-  from: string;
-}
-
-// What is said, and what tries again where that is of use.
-export interface Notice {
-  text: string;
-  again: (() => void) | null;
-}
-
-// Query, key and weight.
-export type Link = [number, number, number];
+export type { Hover, Link, Notice };
 
 export class Context {
   readonly source: Source;
@@ -96,7 +82,8 @@ export class Context {
 
   scale(difference = false): Scale {
     const { scale, lo, hi, map } = this.state;
-    return { name: scale, lo, hi, map, dark: this.dark.value, difference };
+    const chosen = { name: scale, lo, hi, map, dark: this.dark.value, difference };
+    return this.run.value?.reading ? readingScale(chosen, this.run.value.reading) : chosen;
   }
 
   useScale(name: ScaleName): void {
@@ -160,6 +147,19 @@ export class Context {
     return portraits;
   }
 
+  // Another reading of the run that is open: the same places, other numbers.
+  async read(run: OpenRun): Promise<void> {
+    const open = this.run.value;
+    await Promise.all([run.loadThumbs(), run.loadPortraits(), run.tokens.load(() => undefined)]);
+    if (this.run.value !== open) return;
+    batch(() => {
+      this.run.value = run;
+      this.portraits.value++;
+      this.tokens.value++;
+    });
+    this.findLink();
+  }
+
   // Addresses write the model's own numbers.
   private known(run: OpenRun): OpenRun {
     this.store.numbers.set(run.id, run.info.layer_numbers);
@@ -168,7 +168,7 @@ export class Context {
 
   private firstLink(run: OpenRun): Promise<Link | null> {
     const [layer, head] = run.portraits?.first ?? [0, 0];
-    return run.source.link(run.id, run.rev, layer, head).catch(() => null);
+    return run.source.link(run.asked, run.rev, layer, head).catch(() => null);
   }
 
   // A run that is being written has new rows: the same view, with more of them.
@@ -305,7 +305,7 @@ export class Context {
     const { layer, head } = this.state;
     if (!run || layer >= run.info.layers.length) return;
     run.source
-      .link(run.id, run.rev, layer, head)
+      .link(run.asked, run.rev, layer, head)
       .then((link) => {
         if (this.run.value === run && this.state.layer === layer && this.state.head === head) this.link.value = link;
       })

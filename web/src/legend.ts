@@ -57,6 +57,7 @@ export class Legend {
     context.store.on(["scale", "pool", "map", "lo", "hi"], () => this.draw());
     onChange(context.dark, () => this.draw());
     onChange(context.subtracts, () => this.draw());
+    onChange(context.run, () => this.draw());
     this.draw();
   }
 
@@ -84,11 +85,17 @@ export class Legend {
     this.maps.value = map;
     this.lo.value = number(lo);
     this.hi.value = number(hi);
-    const diff = this.context.subtracts.value;
+    const reading = this.context.run.value?.reading ?? null;
+    const diff = this.context.subtracts.value || reading?.signed === true;
+    this.lo.disabled = this.hi.disabled = reading !== null; // up to the largest cell of any head
+    if (reading) {
+      this.lo.value = "0";
+      this.hi.value = number(reading.most);
+    }
     // A difference goes as far below 0 as above, in colours of its own.
     this.lo.hidden = this.maps.hidden = diff;
     this.least.hidden = !diff;
-    this.least.textContent = `−${number(hi)}`;
+    this.least.textContent = `−${number(reading?.most ?? hi)}`;
     const look = this.context.scale(diff);
     const draw = this.ramp.getContext("2d")!;
     for (let x = 0; x < this.ramp.width; x++) {
@@ -96,7 +103,11 @@ export class Legend {
       draw.fillStyle = css(diff ? colorAt("difference", t) : rampColor(look, t));
       draw.fillRect(x, 0, 1, this.ramp.height);
     }
-    this.ramp.title = diff ? "blue: the second more; orange: the first more" : `middle: ${show(weightAt(look, 0.5))}`;
+    this.ramp.title = this.context.subtracts.value
+      ? "blue: the second more; orange: the first more"
+      : diff
+        ? "blue lowers what is asked about; orange raises it"
+        : `middle: ${show(weightAt(look, 0.5))}`;
     const swatch = (title: string, text: string, color: Rgb) => {
       const square = el("i", { class: "swatch" });
       square.style.background = css(color);

@@ -18,6 +18,7 @@ import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
 import { reportNote } from "./reportnote";
+import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
 import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
@@ -44,7 +45,10 @@ class App {
   readonly rail = new Rail(this.context, this.heads.node);
   private wall = new Wall(this.context);
   private written = new WrittenView(this.context, (id) => this.header.follow(id));
-  private why = new WhyBar(this.context);
+  private why = new WhyBar(this.context, {
+    rectangle: () => this.map.part(),
+    refresh: () => this.header.refresh(),
+  });
   private text = new TextView(this.context);
   private map = new MapCentre(this.context, this.say);
   private links = new Links(this.context);
@@ -336,56 +340,27 @@ class App {
     event.preventDefault();
   }
 
-  private shortcuts(map: MapView | null): Record<string, () => void> {
-    const { context } = this;
-    const { state } = context;
-    const log = () => context.useScale(state.scale === "log" ? "linear" : "log");
-    const pool = () => context.store.push({ pool: state.pool === "mean" ? "max" : "mean" });
-    const diagonal = () => context.store.push({ diagonal: !state.diagonal });
-    const lacks = (what: string) => () => context.say(`a report has no ${what}: open the run in sightline serve`);
-    const { live } = context.source;
-    const rollout = live
-      ? () => context.store.push({ shade: state.shade === "rollout" ? "looks" : "rollout" })
-      : lacks("rollout");
-    const steps = live ? () => this.go("steps") : lacks("steps");
-    const both = (key: string, act: () => void) => ({ [key]: act, [key.toUpperCase()]: act });
-    return {
-      "1": () => this.go("map"),
-      "2": () => {
+  private shortcuts(map: MapView | null): Shortcuts {
+    return shortcuts(this.context, map, {
+      go: (view) => this.go(view),
+      heads: () => {
         this.showPanel("heads");
         this.openRail(true);
         this.heads.focus();
       },
-      "3": () => {
+      text: () => {
         this.showPanel("text");
         this.text.focus();
       },
-      "4": () => this.go("links"),
-      "5": steps,
-      "6": () => this.go("compare"),
-      "7": () => this.go("wall"),
-      "[": () => context.moveHead(0, -1),
-      "]": () => context.moveHead(0, 1),
-      "{": () => context.moveHead(-1, 0),
-      "}": () => context.moveHead(1, 0),
-      "+": () => map?.camera.zoomBy(1),
-      "=": () => map?.camera.zoomBy(1),
-      "-": () => map?.camera.zoomBy(-1),
-      "0": () => map?.camera.whole(true),
-      "/": () => {
+      find: () => {
         this.showPanel("text");
         this.text.openFind();
       },
-      "?": () => this.help.open(),
-      ...this.why.shortcuts(both),
-      ...both("l", log),
-      ...both("m", pool),
-      ...both("d", diagonal),
-      ...both("f", () => this.map.fitColours()),
-      ...both("r", rollout),
-      ...both("s", steps),
-      ...both("e", () => this.exports.open()),
-    };
+      help: () => this.help.open(),
+      fit: () => this.map.fitColours(),
+      export: () => this.exports.open(),
+      more: (both) => this.why.shortcuts(both),
+    });
   }
 
   private go(view: View): void {

@@ -25,6 +25,7 @@ export class TextBody {
     private context: Context,
     private strength: (token: number) => number,
     private found: (token: number) => boolean,
+    private against: (token: number) => boolean = () => false,
   ) {
     for (const scrolled of ["wheel", "touchmove", "pointerdown", "keydown"])
       this.scroller.addEventListener(scrolled, () => this.release(), { passive: true });
@@ -161,6 +162,7 @@ export class TextBody {
     for (const [i, span] of tokensOf(block)) {
       const strength = this.strength(i);
       span.style.setProperty("--s", strength ? strength.toFixed(3) : "0");
+      span.classList.toggle("against", strength > 0 && this.against(i));
     }
   }
 

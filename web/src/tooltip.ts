@@ -31,7 +31,7 @@ export class Tooltip {
     pool: string,
   ): void {
     const head = heads[0];
-    const key = JSON.stringify([cells, head.layer, head.head, head.run.id, value, pool, heads.length]);
+    const key = JSON.stringify([cells, head.layer, head.head, head.run.asked, value, pool, heads.length]);
     if (key !== this.last) {
       this.last = key;
       this.stop?.abort();
@@ -56,7 +56,7 @@ export class Tooltip {
       const rows = single(cells) ? `${cells.q0}` : `${cells.q0}:${cells.q1}`;
       const cols = single(cells) ? `${cells.k0}` : `${cells.k0}:${cells.k1}`;
       const peek = await head.run.source.peek(
-        head.run.id,
+        head.run.asked,
         head.run.rev,
         head.layer,
         head.head,
