@@ -1,7 +1,7 @@
 // The legend: colours and what they mean, how cells are pooled, and the controls for both. Nothing here asks the server.
 
 import { onChange } from "./changes";
-import { colorAt, css, paper, type Rgb, rampColor, show, weightAt } from "./colors";
+import { css, paper, type Rgb, rampColor, show, signedColor, weightAt } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
 import type { Grid } from "./grid";
@@ -100,7 +100,7 @@ export class Legend {
     const draw = this.ramp.getContext("2d")!;
     for (let x = 0; x < this.ramp.width; x++) {
       const t = x / (this.ramp.width - 1);
-      draw.fillStyle = css(diff ? colorAt("difference", t) : rampColor(look, t));
+      draw.fillStyle = css(diff ? signedColor(look.dark, t) : rampColor(look, t));
       draw.fillRect(x, 0, 1, this.ramp.height);
     }
     this.ramp.title = this.context.subtracts.value
@@ -119,7 +119,7 @@ export class Legend {
     const same = scale === "log" ? [`apart by less than ${show(lo)}`, `< ±${show(lo)}`] : ["no difference", "0"];
     this.swatches.replaceChildren(
       masked,
-      ...(diff ? [swatch(same[0], same[1], colorAt("difference", 0.5))] : lo > 0 ? [zero, floor] : [zero]),
+      ...(diff ? [swatch(same[0], same[1], signedColor(look.dark, 0.5))] : lo > 0 ? [zero, floor] : [zero]),
     );
   }
 }

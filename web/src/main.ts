@@ -17,6 +17,7 @@ import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
+import { verb } from "./readings";
 import { reportNote } from "./reportnote";
 import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
@@ -187,7 +188,7 @@ class App {
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
     if (key !== null && key < keys.length)
       parts.push(
-        document.createTextNode(queries.length === 1 ? " looks at " : " look at "),
+        document.createTextNode(verb(run.info.of, queries.length === 1)),
         ...placed(keys, key),
         document.createTextNode(": "),
       );

@@ -9,7 +9,7 @@ import { isRun, type OrderInfo, sentence } from "./source";
 import { asked, sent } from "./why";
 import type { Reading } from "./whystate";
 
-const NAMES: Record<Reading, string> = { weights: "looked at", norms: "carried", influence: "mattered" };
+export const NAMES: Record<Reading, string> = { weights: "looked at", norms: "carried", influence: "mattered" };
 const OF = Object.fromEntries(Object.entries(NAMES).map(([of, name]) => [name, of])) as Record<string, Reading>;
 const TITLES: Record<Reading, string> = {
   weights: "how much a query looks at a key",
@@ -20,7 +20,7 @@ const TITLES: Record<Reading, string> = {
 export class Readings {
   readonly node: HTMLElement;
   private choice = segmented("reading", Object.values(NAMES), (name) => this.choose(OF[name]));
-  private about = el("span", { class: "reading-about", attrs: { role: "status" } });
+  readonly about = el("span", { class: "reading-about", attrs: { role: "status" } });
   private asking = 0;
   private stop: (() => void) | null = null;
 
@@ -29,13 +29,15 @@ export class Readings {
     private context: Context,
     private progress: (order: OrderInfo | null) => void,
   ) {
-    this.node = el("span", { class: "readings" }, this.choice.node, this.about);
+    this.node = el("span", { class: "readings" }, this.choice.node);
     const buttons = [...this.choice.node.children] as HTMLElement[];
     Object.values(TITLES).forEach((title, i) => {
       buttons[i].title = title;
     });
     context.store.on(["of", "target", "run"], () => void this.apply());
     onChange(context.run, () => void this.apply());
+    onChange(context.other, () => void this.beside());
+    onChange(context.run, () => void this.beside());
     this.draw();
   }
 
@@ -50,7 +52,7 @@ export class Readings {
     if (!run || this.context.state.run !== run.id) return;
     const { of, target } = this.context.state;
     const now = JSON.stringify(run.info.of === "weights" ? [] : [run.info.of, run.info.aim]);
-    const wanted = JSON.stringify(of === "weights" ? [] : [of, run.info.asked === null ? target : target]);
+    const wanted = JSON.stringify(of === "weights" ? [] : [of, target]);
     const own = run.info.own.includes(of) && !target.token && !target.than && target.after === null;
     if (run.info.of === of && (now === wanted || (own && run.info.aim === null) || of === "weights")) return;
     const asking = ++this.asking;
@@ -81,8 +83,6 @@ export class Readings {
     if (this.context.way)
       throw new Error("In a notebook: sl.watch(model, influence=True, keep_qk=True), seen.backward(y)");
     const { id } = await asked<{ id: string }>(source, `/api/runs/${run.id}/readings`, sent("POST", state.target));
-    const info = await source.run(`${id}_${state.of}`).catch(() => null);
-    if (info && isRun(info)) return id;
     return new Promise((done, failed) => {
       const close = source.events(id, (order) => {
         if (asking !== this.asking) return;
@@ -102,16 +102,53 @@ export class Readings {
     });
   }
 
+  // The run beside it is read the same way: two maps of different things are not compared.
+  private async beside(): Promise<void> {
+    const { run, other, source } = this.context;
+    const [a, b] = [run.value, other.value];
+    if (!a || !b || a.id === b.id) return;
+    const aim = (one: OpenRun) => JSON.stringify(one.info.of === "weights" ? [] : [one.info.of, one.info.aim]);
+    if (aim(a) === aim(b)) return;
+    try {
+      let id = b.id;
+      if (a.info.of !== "weights") {
+        const made = await asked<{ id: string }>(source, `/api/runs/${b.id}/readings`, sent("POST", a.info.aim));
+        await new Promise<void>((done, failed) =>
+          source.events(made.id, (order) => {
+            this.progress(order);
+            if (order.state === "done") done();
+            else if (order.state !== "queued" && order.state !== "running") failed(new Error(order.problem?.error));
+          }),
+        );
+        id = `${made.id}_${a.info.of}`;
+      }
+      const info = await source.run(id);
+      if (!isRun(info) || run.value !== a || other.value !== b) return;
+      const read = new OpenRun(source, info);
+      await Promise.all([read.loadThumbs(), read.loadPortraits(), read.tokens.load(() => undefined)]);
+      if (run.value === a && other.value === b) other.value = read;
+    } catch (error) {
+      this.context.say(`the run beside it cannot be read this way: ${sentence(error)}`);
+    } finally {
+      this.progress(null);
+    }
+  }
+
   private draw(): void {
     const run = this.context.run.value;
     const { of } = this.context.state;
     this.choice.set(NAMES[of]);
     const { value, aim } = run?.info ?? {};
     this.about.textContent =
-      run?.info.of === "influence" && aim && value !== null && value !== undefined
-        ? `${aimWords(aim)}: ${value.toFixed(2)}`
-        : "";
+      run?.info.of === "influence" && aim && value !== null && value !== undefined ? `= ${value.toFixed(2)}` : "";
   }
+}
+
+// "looks at", as the reading has it.
+export function verb(of: string, single: boolean): string {
+  if (of === "norms") return single ? " carries from " : " carry from ";
+  if (of === "influence") return " ← ";
+  return single ? " looks at " : " look at ";
 }
 
 export function aimWords({ token, than, after }: { token: string; than: string; after: number | null }): string {

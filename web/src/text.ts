@@ -5,11 +5,13 @@ import { show } from "./colors";
 import type { Context, Hover } from "./context";
 import { clamp, debounced, eachFrame, el, icon, retryButton } from "./dom";
 import { FindBar } from "./findbar";
+import { NAMES as READ } from "./readings";
 import { Ruler } from "./ruler";
 import { Shading } from "./shading";
 import { aborted, sentence } from "./source";
 import type { Shade } from "./state";
 import { TextBody } from "./textbody";
+import type { Reading } from "./whystate";
 
 const TOP = 8;
 
@@ -156,7 +158,8 @@ export class TextView {
       (i) => run.tokens.name(i),
       (i) => keys.name(i),
     );
-    this.about.replaceChildren(problem === null ? words : sentence(problem));
+    const what = run.reading ? `${READ[run.info.of as Reading]}: ` : "";
+    this.about.replaceChildren(problem === null ? what + words : sentence(problem));
     if (problem !== null && this.context.curable(problem))
       this.about.append(
         " ",

@@ -83,7 +83,8 @@ export class Tooltip {
     const lines: HTMLElement[] = [];
     if (single(cells)) {
       const held = heads.length === 1 ? head.run.source.held?.(head.layer, head.head, cells.q0, cells.k0) : undefined;
-      const weight = peek && "weight" in peek ? (peek.weight ?? NaN) : (held?.weight ?? value?.value ?? null);
+      const told = peek && "weight" in peek ? (head.run.reading ? peek.reading : peek.weight) : undefined;
+      const weight = told !== undefined ? (told ?? NaN) : (held?.weight ?? value?.value ?? null);
       lines.push(
         el(
           "div",
@@ -105,6 +106,8 @@ export class Tooltip {
         ),
         el("div", { class: "fine" }, `query ${cells.q0.toLocaleString("en")}, key ${cells.k0.toLocaleString("en")}`),
       );
+      if (head.run.reading && peek && "weight" in peek && peek.weight !== null)
+        lines.push(el("div", { class: "fine" }, `${head.run.info.of}; weight ${show(peek.weight)}`));
       if (peek && "rank" in peek && peek.rank)
         lines.push(
           el(

@@ -44,6 +44,7 @@ export class WhyBar {
       { class: "why-bar", attrs: { role: "group", "aria-label": "ask why" } },
       this.readings.node,
       this.target.button,
+      this.readings.about,
       this.edits.button,
       this.edits.chips,
       this.progress,

@@ -84,7 +84,8 @@ class HeadView:
                 found["score"] = _number(self._score(query, key))
         found[TRACK] = _number(_entropy(row))
         if self.of != "weights":
-            found["reading"] = _number(float(self.row([query])[key]))
+            cell = self.tile(slice(query, query + 1), slice(key, key + 1))
+            found["reading"] = _number(float(cell[0, 0]))
         found["others"] = self.statistics(query)
         return found
 

@@ -103,7 +103,7 @@ def python(run: Run, layer: int, head: int, query: int | None, key: int | None, 
     lines += [f"    {read(edit).python()}" for edit in edits]
     lines.append("    output = model(ids)")
     if gradients:
-        lines += ["    y = target(output)", "    seen.backward(y)", "value = float(y)"]
+        lines += ["    y = target(output)", "    seen.backward(y)", "value = float(y.detach())"]
     elif ids is not None:
         lines.append("value = float(target(output))")
     rows = "slice(None)" if query is None else f"slice({query}, {query + 1})"

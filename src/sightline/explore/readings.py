@@ -113,10 +113,12 @@ def compute(request: ReadingRequest, model: Any, tokenizer: Any, report: Report)
     memory.require("a backward pass through this text", needed(model, len(ids)), model.device, "a shorter text")
     changes = edits_of(run.meta.get("edits") or ())
     names = [layer.name for layer in run.layers]
+    every = sum(isinstance(module, MultiHeadAttention) for module in model.modules())
+    chosen = None if len(names) == every else names
     with edit(model, changes) if changes else nullcontext():
         report(stage="reading the text")
         target = aimed(aim, tokenizer, ids, logits_after(model, ids, at))
-        with _steps(model, report), watch(model, names, influence=True, keep_qk=True, tokenizer=tokenizer) as seen:
+        with _steps(model, report), watch(model, chosen, influence=True, keep_qk=True, tokenizer=tokenizer) as seen:
             seen.meta |= {**run.meta, "aim": {**vars(aim), "ids": [target.token, target.than, target.after]}}
             y = target.target(model(torch.tensor([ids], device=model.device)))
             seen.backward(y)

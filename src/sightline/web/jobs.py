@@ -123,7 +123,7 @@ class JobQueue:
 
     def done(self, request: RunRequest | ReadingRequest) -> Job:
         """The job of a run that is there already."""
-        return self.by_id.get(request.id) or Job(request.id, request, state="done", stage="done")
+        return self.by_id.setdefault(request.id, Job(request.id, request, state="done", stage="done"))
 
     def position(self, job: Job) -> int:
         """0 for the one that runs or is over, 1 for the next."""

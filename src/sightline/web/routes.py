@@ -100,7 +100,7 @@ def routes(service: Service) -> APIRouter:
     @api.get("/runs/{run}", tags=["runs"], response_model=shapes.Run | shapes.Order)
     async def about(run: str) -> Answer:
         """A run: its model, text and layers; or where its order stands."""
-        if "_" not in run and run not in service.library and (job := service.jobs.by_id.get(run)) is not None:
+        if run not in service.library and (job := service.jobs.by_id.get(run)) is not None:
             return Answer(job.about(service.jobs.position(job)), headers={"Cache-Control": "no-store"})
         body = {"state": "done", **await asyncio.to_thread(lambda: readings.about(service.run(run), service.models))}
         return Answer(body, headers={"Cache-Control": "no-store"})
