@@ -47,6 +47,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 PUBLIC_NAMES = (
     "Choice",
     "Edits",
+    "Effects",
     "Mask",
     "Picture",
     "Received",
@@ -63,6 +64,7 @@ PUBLIC_NAMES = (
     "dense",
     "documents",
     "edit",
+    "effects",
     "errors",
     "load",
     "look",
@@ -81,7 +83,7 @@ PUBLIC_NAMES = (
     "which_backend",
     "window",
 )
-PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "targets", "parallel")
+PUBLIC_SUBMODULES = ("nn", "positions", "lookup", "steps", "models", "caches", "parallel", "targets")
 
 OPTIONAL_PACKAGES = (
     "anywidget",

@@ -2,7 +2,7 @@
 
 from sightline import caches, errors, lookup, models, nn, parallel, positions, steps, targets
 from sightline.backends import Choice, attention, which_backend
-from sightline.editing import Edits, edit
+from sightline.editing import Edits, Effects, edit, effects
 from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
@@ -12,6 +12,7 @@ from sightline.watching import load, monitor, watch
 __all__ = [
     "Choice",
     "Edits",
+    "Effects",
     "Mask",
     "Picture",
     "Received",
@@ -28,6 +29,7 @@ __all__ = [
     "dense",
     "documents",
     "edit",
+    "effects",
     "errors",
     "load",
     "look",

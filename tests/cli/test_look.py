@@ -216,3 +216,48 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert CliRunner().invoke(app, ["look", "a text", "--layers", "0"]).exit_code == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_mattered_and_parts_of_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "When Mary and John went to the store, John gave a drink to"
+    asked = ["--of", "influence", "--target", " Mary", "--instead", " John", "--layers", "22,23"]
+    folder = tmp_path / "run"
+    given = ["look", text, *asked, "--spans", "names=0:18,John=38:42", "--heads", "3", "--out", str(folder)]
+    done = CliRunner().invoke(app, given, catch_exceptions=False)
+    assert "smollm2: the logit of ' Mary' less that of ' John' is 6.12" in done.stdout
+    assert re.search(r"(?m)^L23 H3 \+2\.60 to \(13\) → John \(9\) \+2\.785", done.stdout)
+    assert re.search(r"(?m)^L23 +0\.385 +2\.075 +0\.005", done.stdout)
+    assert max(cell_len(line.rstrip()) for line in done.stdout.splitlines() if str(folder) not in line) <= 80
+    seen = load(folder)
+    assert seen.by_head()[0, 1, 3].item() == pytest.approx(2.60, abs=0.005)
+    edge = seen[1].top(1, of="influence")
+    assert edge.keys[0, 3, -1, 0] == 9
+
+
+def test_what_is_carried_by_a_model_without_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "44")
+    given = ["look", SENTENCE, "--of", "norms", "--layers", "3", "--heads", "2"]
+    spans = "the kids of the story=0:8,b=9:20,c=20:30,d=30:40,e=40:59"
+    done = CliRunner().invoke(app, [*given, "--spans", spans], catch_exceptions=False)
+    assert "norms of output of encoder.layers.3.attention" in " ".join(done.stdout.split())
+    assert re.search(r"\d more parts do not fit", " ".join(done.stdout.split()))
+    told = done.stdout.split("Next, every head")[0]
+    assert max(cell_len(line.rstrip()) for line in told.splitlines()) <= 44
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["--of", "meaning"], "unknown reading"),
+        (["--of", "influence"], "--target TOKEN"),
+        (["--target", " Mary"], "--of influence"),
+        (["--spans", "a=5:2"], "name=start:end"),
+        (["--spans", "a=0:5,a=5:9"], "each name once"),
+        (["--spans", "question"], "name=start:end"),
+        (["--of", "influence", "--target", " Mary", "--model", "minilm"], "--model smollm2"),
+    ],
+)
+def test_readings_that_do_not_go_together_are_refused(given: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        CliRunner().invoke(app, ["look", SENTENCE, *given], catch_exceptions=False)

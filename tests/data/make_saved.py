@@ -2,7 +2,8 @@
 
 Every later version must load them and give the numbers of expected.safetensors, which were not computed by the lens:
 those of sights come from the whole map in float64, under masks that are written out here by hand, those of runs from
-what the model itself gives as its attention. format-2/ has six of the same sights, as the second format wrote them. A later format gets a folder of its own, made by a copy of this script.
+what the model itself gives as its attention. A later format gets a folder of its own, made by a copy of this script;
+format-2/ has six of the same sights, as the second format wrote them.
 
     PYTHONPATH=src:tests python tests/data/make_saved.py NEW_FOLDER
 """

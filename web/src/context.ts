@@ -7,14 +7,12 @@ import { opening, readingScale, rescaled, type Scale, type ScaleName } from "./c
 import { EmbeddedSource, embeddedData } from "./embedded";
 import { fitted } from "./fitted";
 import { Loader } from "./loader";
+import { sayLooked } from "./looked";
 import type { Hover, Link, Notice } from "./pointed";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
-import { bare, type State, Store, same } from "./state";
+import { bare, START, type State, Store, same } from "./state";
 import { store, stored } from "./storage";
-
-// Milliseconds between two words to the server that a run is looked at.
-const LOOK = 30_000;
 
 export type { Hover, Link, Notice };
 
@@ -37,7 +35,6 @@ export class Context {
   readonly store = new Store(this.way !== null);
   private opening = 0;
   private comes: string | null = null; // the run that is being opened
-  private readonly viewer = Math.random().toString(36).slice(2);
 
   constructor() {
     const data = embeddedData();
@@ -57,23 +54,7 @@ export class Context {
     });
     this.store.on(["layer", "head"], () => this.findLink());
     this.store.on(["other"], () => void this.openOther());
-    onChange(this.run, () => this.look());
-    onChange(this.other, () => this.look());
-    window.setInterval(() => this.look(), LOOK);
-  }
-
-  // The server closes no run that a page says it shows.
-  private look(): void {
-    if (this.way || !this.source.live) return;
-    const { run, other } = this;
-    for (const [id, by] of [
-      [run.value?.id, ""],
-      [this.state.other ? other.value?.id : undefined, "-beside"],
-    ])
-      if (id)
-        this.source.look(id, this.viewer + by).catch((error) => {
-          if (error instanceof Refused && error.status === 404) this.say("the server has closed this run");
-        });
+    sayLooked(this);
   }
 
   get state(): State {
@@ -134,6 +115,15 @@ export class Context {
         this.comes = null;
       }
     }
+  }
+
+  // No run is open any more.
+  leave(): void {
+    this.opening++;
+    this.store.replace({ ...START, scale: this.state.scale, lo: this.state.lo });
+    this.other.value = null;
+    this.run.value = null;
+    this.link.value = null;
   }
 
   // All that is told of a run as a whole; returns when its portraits are there.

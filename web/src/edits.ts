@@ -160,8 +160,7 @@ export class Edits {
     if (!context.source.live || context.way || !run.info.model)
       return context.say("Edits need the model: sightline serve, or sl.edit(model) in Python");
     try {
-      const { text } = run.info;
-      if (text.length >= 20_000) throw new Error("this text is too long to be run again from the page");
+      const text = await context.source.text(run.id);
       const body = { text, model: run.info.model, edits: on };
       const { id } = await asked<{ id: string }>(context.source, "/api/runs", sent("POST", body));
       await this.finished(id, asking);

@@ -26,25 +26,58 @@ LARGEST = 1_000_000
 
 def look(
     text: Annotated[str, typer.Argument(help="A text, a file with one, or - for the standard input.")] = EXAMPLE,
-    model: Annotated[str, typer.Option(help="minilm, smollm2 or a folder with a checkpoint.")] = "minilm",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="minilm, smollm2 or a folder with a checkpoint; if left out minilm, with a target smollm2.",
+            show_default=False,
+        ),
+    ] = None,
     layers: Annotated[str | None, typer.Option(help="Which layers, e.g. 0-3,5; all if left out.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Keep the run: a folder for sightline serve, or one file report.html.")
     ] = None,
     heads: Annotated[int, typer.Option(help="Heads in the table.", min=1, max=1000)] = 8,
+    of: Annotated[
+        str,
+        typer.Option(
+            help="What is read of a cell: weights, norms (what is carried), influence (what mattered), pull.",
+        ),
+    ] = "weights",
+    target: Annotated[
+        str | None, typer.Option(help='Influence on the logit of this token at the end, e.g. " Mary".')
+    ] = None,
+    instead: Annotated[str | None, typer.Option(help="Less the logit of this one.")] = None,
+    spans: Annotated[
+        str | None, typer.Option(help="Parts of the text by characters: question=0:40,answer=41:60.")
+    ] = None,
 ) -> None:
     """Say what a model attended to in a text, and keep it as a folder or a page."""
     content = read(text)
+    # These take rich along, which other commands do not wait for.
+    from sightline.cli import mattered
+    from sightline.cli.account import account
+
+    mattered.check(of, target, instead)
+    given = mattered.parts(spans, len(content))
+    model = model or ("minilm" if target is None else "smollm2")
     as_page = out is not None and out.suffix.lower() in (".html", ".htm")
     if out is not None:
         check(out, as_page)
     known = Models([model])
     name = known.first()
     with folder(None if as_page else out) as place:
-        run = watched_run(known, name, content, layers, place)
-        from sightline.cli.account import account  # takes rich along, which other commands do not wait for
-
-        layer, head = account(run, heads)
+        wanted = None if target is None else mattered.target_of(*known.get(name)[::-1], name, target, instead)
+        run, y = watched_run(known, name, content, layers, place, wanted)
+        console = mattered.Console(highlight=False)
+        if of == "weights":
+            layer, head = account(run, heads, console)
+        else:
+            less = "" if instead is None else f" less that of {instead!r}"
+            said = "" if y is None else f"{name}: the logit of {target!r}{less} is {y:.2f}"
+            layer, head = mattered.heads(load(place), of, heads, said, console)
+        if given is not None:
+            mattered.spans(load(place), given, of, console)
         if as_page:
             assert out is not None
             write(out, run)
@@ -120,8 +153,10 @@ def folder(out: Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def watched_run(models: Models, name: str, text: str, layers: str | None, place: Path) -> Run:
-    """Run the model with a progress bar on the standard error, if someone looks at it."""
+def watched_run(
+    models: Models, name: str, text: str, layers: str | None, place: Path, target: Any = None
+) -> tuple[Run, float | None]:
+    """Run the model with a progress bar on the standard error, if someone looks at it; and what the target is."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -134,8 +169,8 @@ def watched_run(models: Models, name: str, text: str, layers: str | None, place:
             progress.update(task, description=stage, completed=done or 0, total=total)
 
         model, tokenizer = models.get(name)
-        watched(model, tokenizer, RunRequest(text, name, layers), place, report)
-    return as_run("look", load(place), origin=place.name)
+        y = watched(model, tokenizer, RunRequest(text, name, layers), place, report, target=target)
+    return as_run("look", load(place), origin=place.name), y
 
 
 def write(out: Path, run: Run) -> None:

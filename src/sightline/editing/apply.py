@@ -10,7 +10,9 @@ from torch import Tensor
 from sightline.editing import sources
 from sightline.editing.maps import Block
 from sightline.editing.plan import INPUT, MAP, Act
+from sightline.editing.edits import Edit
 from sightline.editing.shown import shown
+from sightline.editing.where import Where
 from sightline.errors import InputError
 from sightline.watching.intercept.looked import Edited
 from sightline.watching.record.shares import real_keys
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.editing.place import Place
     from sightline.watching.intercept.looked import Attended
+    from sightline.watching.seen import Seen
 
 Means = dict[str, Tensor]  # of the heads of a layer in the prompt, `[batch, heads, value_dim]`
 
@@ -63,7 +66,7 @@ def _output(act: Act, out: Tensor, place: Place, means: Means, real: Tensor | No
         if by == "zero":
             return out.masked_fill(here, 0.0)
         return torch.where(here, mean_of(out, place, means, real), out)
-    return torch.where(here, _given(by, out, place), out)
+    return torch.where(here, given_for(by, out, place), out)
 
 
 def mean_of(out: Tensor, place: Place, means: Means, real: Tensor | None) -> Tensor:
@@ -116,7 +119,7 @@ def _real_keys(call: Call) -> Tensor | None:
     return found
 
 
-def _given(by: Tensor | dict[str, Tensor], out: Tensor, place: Place) -> Tensor:
+def given_for(by: Tensor | dict[str, Tensor], out: Tensor, place: Place) -> Tensor:
     """A tensor that heads are replaced by, `[heads, 1, value_dim]` or `[1, value_dim]`."""
     if isinstance(by, dict):
         name = sources.full_name(place)
@@ -143,10 +146,19 @@ def _given(by: Tensor | dict[str, Tensor], out: Tensor, place: Place) -> Tensor:
 def _from_source(act: Act, out: Tensor, place: Place) -> Tensor:
     """What heads gave in another run, in the shape of what they give here."""
     assert act.there is not None
-    source, name = act.edit.options["source"], sources.full_name(place)
+    return _there(act.edit.options["source"], out, place, act.heads.nonzero().flatten().tolist(), act.there[0])
+
+
+def patched_for(source: Seen, out: Tensor, place: Place) -> Tensor:
+    """What all heads of a layer gave in another run of the same length."""
+    rows, _ = sources.matched(Edit("patch", Where(), {"source": source, "positions": None}), place)
+    return _there(source, out, place, list(range(place.heads)), rows)
+
+
+def _there(source: Seen, out: Tensor, place: Place, wanted: list[int], rows: Tensor) -> Tensor:
+    name = sources.full_name(place)
     found = sources.part_of(source, name, "output")
-    wanted = act.heads.nonzero().flatten().tolist()
     there = dict(zip(wanted, sources.heads_there(source, name, wanted)))
     heads = torch.tensor([there.get(h, 0) for h in range(place.heads)])
-    picked = found[:, heads.to(found.device)][:, :, act.there[0].clamp_min(0).to(found.device)]
+    picked = found[:, heads.to(found.device)][:, :, rows.clamp_min(0).to(found.device)]
     return picked.to(out.device, out.dtype).expand(out.shape[0], -1, -1, -1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sightline.editing import edit
 from sightline.errors import InputError
@@ -150,10 +151,12 @@ def watched(
     report: Report,
     growing: Callable[[Seen], None] | None = None,
     pace: Pace | None = None,
-) -> None:
+    target: Callable[[Any], Tensor] | None = None,
+) -> float | None:
     """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile.
 
-    `pace` is told of every token that is written, and may hold the next one back.
+    `pace` is told of every token that is written, and may hold the next one back. With a target, also what mattered
+    for it; gives its number.
     """
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
@@ -185,20 +188,27 @@ def watched(
     if changes:
         meta["edits"] = list(request.edits)
     with (
-        torch.no_grad(),
+        torch.set_grad_enabled(target is not None),
         edit(model, changes) if changes else nullcontext(),
-        watch(model, layers, keep_qk=folder, stats=STATS, tokenizer=tokenizer) as seen,
+        watch(model, layers, folder, stats=STATS, tokenizer=tokenizer, influence=target is not None) as seen,
     ):
         seen.meta.update(meta)
+        y = None
         if not request.generate:
             with _progress(model, report, "running", _Peek(folder, growing)):
-                found = model(torch.tensor([ids], device=model.device), **({"last": 1} if is_language else {}))
+                last = {"last": 1} if is_language and target is None else {}
+                out = model(torch.tensor([ids], device=model.device), **last)
             if is_language:
-                seen.meta["next"] = likeliest(found[0, -1], NEXT, tokenizer, ids)
+                seen.meta["next"] = likeliest(out[0, -1], NEXT, tokenizer, ids)
+            if target is not None:
+                report(stage="what mattered")
+                y = target(out)
+                seen.backward(y)
         else:
             writing = Writing(tokenizer, ids, request.begun)
             _generate(model, request, writing, seen, report, _Peek(folder, growing, wait=0.0), pace)
     report(stage="finishing")
+    return None if y is None else float(y.detach())
 
 
 def _encoded(tokenizer: Any, request: RunRequest) -> Any:

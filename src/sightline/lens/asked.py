@@ -40,7 +40,8 @@ class Answers(Facts):
         >>> torch.allclose(sight.influence, sight.tile(slice(0, 5), slice(0, 5), of="influence").sum(-1), atol=1e-5)
         True
         """
-        return self._shaped(self._along().clone())
+        # A row that sees nothing has an output of 0, whatever g holds there.
+        return self._shaped(torch.where(self._sees(), self._along(), 0.0))
 
     def prepare(self, *stats: Request) -> Self:
         """Compute several statistics in one pass, to be asked for later.
@@ -118,7 +119,8 @@ class Answers(Facts):
         return extra if extra.sizes is not None else extra._replace(norms_of=None)
 
     def _learn(self, name: str, tensor: Tensor) -> None:
-        self._extra = self._extra._replace(**{name: tensor})
+        new: dict[str, Any] = {name: tensor}
+        self._extra = self._extra._replace(**new)
         self._extra_unchanged.also(name, tensor)
 
     def _resolved(self, picture: Picture) -> Picture:

@@ -61,7 +61,7 @@ def spans_of(sight: Answers, keys: Any, queries: Any, of: str, reduce: str | Non
     request = Between(columns.unsqueeze(-3), rows.unsqueeze(-3), of)
     table = sight.compute([request])[request]
     names = (*for_keys, REST)
-    chosen, sees = rows.unsqueeze(-3).double(), _sees(sight).double()
+    chosen, sees = rows.unsqueeze(-3).double(), sight._sees().double()
     if sight.call.sinks is not None:
         table = torch.cat([table, _sink(sight, of, chosen, None if reduce == "sum" else sees)], -1)
         names = (*names, SINK)
@@ -70,16 +70,11 @@ def spans_of(sight: Answers, keys: Any, queries: Any, of: str, reduce: str | Non
     return Spans(tuple(for_queries), names, sight._shaped(table.to(sight.row.dtype)))
 
 
-def _sees(sight: Answers) -> Bool[Tensor, "*batch heads queries"]:
-    """Which rows see a key."""
-    return sight.row > (-torch.inf if sight.call.normalizer.is_softmax else 0.0)
-
-
 def _sink(sight: Answers, of: str, chosen: Tensor, sees: Tensor | None) -> Float[Tensor, "*batch heads spans 1"]:
     """What the sink has: it takes weight and carries nothing, and a higher one would take from what is carried."""
     share = sight._sink().double()
     if of == "pull":
-        share = -share * sight._along()
+        share = -share * torch.where(sight._sees(), sight._along(), 0.0)
     elif of != "weights":
         share = torch.zeros_like(share)
     return chosen @ (share if sees is None else share * sees)[..., None]

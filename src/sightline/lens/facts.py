@@ -143,6 +143,10 @@ class Facts:
         """What is known beside the weights and was not changed since: no reading is made of anything else."""
         return self._extra._replace(**dict.fromkeys(self._extra_unchanged.changed()))
 
+    def _sees(self) -> Tensor:
+        """Which rows see a key."""
+        return self.row > (-torch.inf if self.call.normalizer.is_softmax else 0.0)
+
     def _sink(self) -> Tensor:
         taken, sinks = self._levels.taken, self.call.sinks
         if taken is None or sinks is None:

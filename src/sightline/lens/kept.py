@@ -16,7 +16,7 @@ from sightline.errors import InputError
 from sightline.lens import geometry, pictures
 from sightline.lens.job import Allowed, Between, Weighted
 from sightline.lens.levels import level_of
-from sightline.lens.readings import SIGNED, Reader, check_of
+from sightline.lens.readings import SIGNED, Reader, check_of, times_sizes
 from sightline.lens.requests import Picture, Received, Top, of_what
 from sightline.lens.sight import Sight
 from sightline.lens.statistics import NoScores
@@ -164,8 +164,7 @@ class KeptSight(Sight):
         if isinstance(request, Picture) and request.of == "weights":
             return self._picture(request)
         if request == Received(of="norms") and "received" in self._kept:
-            assert self.extra.sizes is not None
-            return self._kept["received"] * self.extra.sizes.to(self._kept["received"].dtype)
+            return times_sizes(self._kept["received"], self.extra)
         whole = self._map()
         if whole is None:
             return None
@@ -199,7 +198,7 @@ class KeptSight(Sight):
             return None
         result = part.result()
         if isinstance(request, Picture):
-            return pictures.finish(call, request, result, *axes)
+            return pictures.finish(call, request, result, *axes)  # type: ignore[arg-type]
         return result[str(request)] if isinstance(result, dict) else result
 
     def _picture(self, picture: Picture) -> Tensor | None:

@@ -14,7 +14,7 @@ from sightline.lens.cpu import plan as cpu_plan
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.gpu import trial
 from sightline.lens.job import Allowed, Between, Job, Weighted
-from sightline.lens.readings import SIGNED, Extra, Reader
+from sightline.lens.readings import SIGNED, Extra, Reader, times_sizes
 from sightline.lens.requests import Picture, Request, Top, of_what
 from sightline.lens.requests import Received as OfKeys
 from sightline.lens.statistics import FUSED, STATISTICS
@@ -52,8 +52,7 @@ def compute(levels: Levels, requests: list[Asked], extra: Extra | None = None) -
             found |= _with_pictures(call, job, *_pass(levels, job))
         for request, weights in scaled.items():
             assert extra is not None
-            assert extra.sizes is not None
-            found[request] = found[weights] * extra.sizes.to(found[weights].dtype)
+            found[request] = times_sizes(found[weights], extra)
         return {request: found[request] for request in requests}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def share_of(sight: Answers, mask: MaskLike) -> Float[Tensor, "*batch heads queries"]:
     """The sum of the weights of those keys of each row that a mask allows; None allows all."""
     call, s = sight.call, sight.call.sizes
-    rule = as_mask(torch.ones((), dtype=torch.bool, device=sight.device) if mask is None else mask)
+    rule = as_mask(torch.ones(1, 1, dtype=torch.bool, device=sight.device) if mask is None else mask)
     rule.check(s.batch, s.heads, s.queries, s.keys, sight.device)
     if sight.has_qk and sight.device.type == "cpu" and not sight._levels.any():
         # The number of a row says all that its weights need: what is left of its keys can be added up by any pass.

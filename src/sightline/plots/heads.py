@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.plots.canvas import new_figure, style
+from sightline.plots.canvas import new_figure, numbers, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,6 +82,48 @@ def portraits(records: Iterable[Any], *, measures: Sequence[str] | None = None, 
             axes.set_xlabel("head")
         if title:
             figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def by_head(table: Any, *, of: str = "influence", title: str | None = None) -> Figure:
+    """One number for each head as a table of layers x heads: what raised y in one colour, what lowered it in another.
+
+    Args:
+        table: `[layers, heads]`, such as `seen.by_head()[0]`, or the run itself, if it is of one text; NaN is blank.
+        of: what of a run is drawn: `"influence"`, `"pull"` or `"norms"`.
+        title: above the table.
+
+    >>> import sightline.plots as plots
+    >>> figure = plots.by_head([[0.5, -0.2], [2.6, 0.1]])
+    >>> figure.axes[0].images[0].get_clim()
+    (-2.6, 2.6)
+    """
+    layers: Sequence[Any] | None = None
+    if hasattr(table, "by_head"):
+        layers = _short(table.layers)
+        table = table.by_head(of)
+    found = numbers("table", table, "[layers, heads]", (2, 3))
+    if found.ndim == 3 and found.shape[0] != 1:
+        raise InputError(
+            "this is a run of several texts", expected="one", got=f"{found.shape[0]}", hint="seen.by_head()[0]"
+        )
+    found = found.reshape(found.shape[-2:])
+    signed = bool(np.nanmin(found, initial=0.0) < 0)
+    top = float(np.nanmax(np.abs(found), initial=0.0)) or 1.0
+    with style():
+        wide = float(np.clip(0.24 * found.shape[1], 2.2, 6.0))
+        figure = new_figure(wide + 1.6, float(np.clip(0.2 * found.shape[0], 1.4, 7.0)) + 0.9)
+        axes = figure.subplots()
+        colours = {"cmap": "RdBu_r", "vmin": -top} if signed else {"cmap": "cividis", "vmin": 0.0}
+        image = axes.imshow(found, aspect="auto", interpolation="nearest", vmax=top, **colours)
+        _count(axes.xaxis, range(found.shape[1]))
+        _count(axes.yaxis, range(found.shape[0]) if layers is None else layers, 16)
+        axes.tick_params(length=0)
+        axes.set(xlabel="head", ylabel="layer")
+        axes.set_title(title or of)
+        bar = figure.colorbar(image, ax=axes, aspect=22, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=7, length=2)
     return figure
 
 

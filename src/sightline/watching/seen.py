@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sightline.errors import InputError, InputTypeError, SightlineError
+from sightline.watching.read.by_head import by_head, mean_output, output
 from sightline.watching.read.html import seen_html
 from sightline.watching.read.portraits import portraits
+from sightline.watching.read.ranks import gather
 from sightline.watching.read.rollout import rollout
+from sightline.watching.read.spans import LayerSpans, spans
 from sightline.watching.record.folder import save
 from sightline.watching.record.shares import SHARES
 
@@ -75,6 +78,7 @@ class Seen:
         self._unseen: dict[str, str] = {}
         self._empty: str | None = None
         self._folder: Path | None = None  # where its layers are read from
+        self._runs: list[Seen] = []  # those before this one
 
     @property
     def layers(self) -> list[str]:
@@ -98,6 +102,23 @@ class Seen:
         {'0': 'its attention is written by hand: a softmax between two matrix products'}
         """
         return dict(self._unseen)
+
+    @property
+    def runs(self) -> list[Seen]:
+        """The runs of the block that were asked for by `sl.watch(…, runs=…)`, this one last.
+
+        A run is a forward pass, or a generation; each is a `Seen` of its own.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> with watch(layer, runs="all") as seen:
+        ...     for length in (5, 3):
+        ...         _ = layer(*[torch.randn(1, length, 16)] * 3)
+        >>> [run[0].shape for run in seen.runs], seen[0].shape
+        ([(1, 2, 5, 5), (1, 2, 3, 3)], (1, 2, 3, 3))
+        """
+        return [*self._runs, self]
 
     def __getitem__(self, layer: str | int) -> KeptSight:
         return self._layer(layer).sight()
@@ -195,6 +216,59 @@ class Seen:
             )
         self._influence.backward(y, bool(add))
 
+    def by_head(self, of: str = "influence") -> Float[Tensor, "batch layers heads"]:
+        """One number for each head: its influence or pull over all cells, or what it carries (`"norms"`), a query.
+
+        Heads stand by their number in the model; NaN where a layer has fewer, or where one was not watched. A row of
+        pull sums to 0, but for what a sink takes. `plots.by_head(seen)` draws it.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3).eval()
+        >>> with watch(model, influence=True) as seen:
+        ...     seen.backward(model(torch.randn(1, 5, 16))[:, -1, 0])
+        >>> seen.by_head().shape, seen.by_head("norms").shape
+        (torch.Size([1, 3, 2]), torch.Size([1, 3, 2]))
+        """
+        return by_head(self, of)
+
+    def spans(self, keys: Any, queries: Any = None, of: str = "weights", reduce: str | None = None) -> LayerSpans:
+        """What each layer has between named parts of the text: `{layer: Spans}`, and a table in notebooks.
+
+        `keys` and `queries` are `{name: part}`. A part is a slice, positions, a text that occurs once, or
+        (start, end) in characters; for characters the tokens must be known (`tokenizer=`). The rest is as in
+        `Sight.spans`: without queries all are one.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> x = torch.randn(1, 4, 16)
+        >>> with watch(layer) as seen:
+        ...     _ = layer(x, x, x)
+        >>> seen.tokens = [["Who", " went", "?", " Mary"]]
+        >>> seen.spans({"question": "Who went?", "answer": (9, 14)})["MultiheadAttention"].keys
+        ('question', 'answer', 'rest')
+        """
+        return spans(self, keys, queries, of, reduce)
+
+    def mean_output(self) -> dict[str, Float[Tensor, "heads value_dim"]]:
+        """What each head gave on average, over examples and queries that are no padding; with `keep_output=True`.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> x = torch.randn(1, 5, 16)
+        >>> with watch(layer, keep_output=True) as seen:
+        ...     _ = layer(x, x, x)
+        >>> seen.mean_output()["MultiheadAttention"].shape, seen.output(0).shape
+        (torch.Size([2, 8]), torch.Size([1, 2, 5, 8]))
+        """
+        return mean_output(self)
+
+    def output(self, layer: str | int) -> Float[Tensor, "batch heads queries value_dim"]:
+        """What the heads of a layer gave, before its output projection; with `keep_output=True`."""
+        return output(self, layer)
+
     def portraits(self, model: Any = None) -> Portraits:
         """What each head does, in numbers: one record for every head of every layer.
 
@@ -250,6 +324,42 @@ class Seen:
         ['MultiheadAttention']
         """
         return save(self, Path(folder), keep_qk)
+
+    def gather(self, group: Any = None, over: str | None = None) -> Seen:
+        """The sights of a model that lies on several ranks, put together; every rank must call it, and gets them.
+
+        Of tensor parallel, where each rank saw heads of its own, layers have the heads of all ranks, in their order; of
+        a pipeline, the layers of all ranks in order. `over` says which, `"heads"` or `"layers"`; without it, layers of
+        the same name are divided by heads. What was computed travels, q and k do not: what needs them (`tile`, other
+        statistics) is computed on the ranks that kept them, and all ranks must ask for it. `group` is a process group
+        of torch.distributed, a DeviceMesh of one axis, or None for the default group. This run stays what it is.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> x = torch.randn(1, 5, 16)
+        >>> with watch(layer) as seen:
+        ...     _ = layer(x, x, x)
+        >>> seen.gather()[0].shape  # one process: nothing to add
+        (1, 2, 5, 5)
+        """
+        return gather(self, group, over)
+
+    def layer_of(self, layer: str | int) -> LayerLike:
+        """A layer by its name or index, with what belongs to it beside its sight."""
+        return self._layer(layer)
+
+    def put(self, layer: LayerLike) -> None:
+        """Add a layer, or put it in the place of the one of its name."""
+        self._layers[layer.name] = layer
+
+    def describe(self, index: dict[str, Any]) -> None:
+        """Take over what the index of a run says of its inputs, and what it did not see."""
+        if index["ids"] is not None or index["memory_ids"] is not None:
+            self._ids = (index["ids"], index["memory_ids"])
+        self._tokens = index["tokens"] or self._tokens
+        self._memory_tokens = index["memory_tokens"] or self._memory_tokens
+        self._unseen |= index["unseen"]
 
     def _layer(self, layer: str | int) -> LayerLike:
         if isinstance(layer, int) and not isinstance(layer, bool):

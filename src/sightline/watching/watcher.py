@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +23,20 @@ from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
 from sightline.watching.intercept.heads import compiled as compiled_graph
+from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
 from sightline.watching.record.about import about
 from sightline.watching.record.account import Wanted, account, cells_for
 from sightline.watching.record.batches import Waiting, aside
-from sightline.watching.record.chosen_keys import repeats
 from sightline.watching.record.deeper import Deeper
 from sightline.watching.record.folder import Writer
 from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
 from sightline.watching.record.layer import Layer, Part
+from sightline.watching.record.repeated import Repeating
+from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from sightline.masks import Mask
 
 
-class Watcher(Following):
+class Watcher(Following, Repeating):
     """Between entering and leaving the block: hooks, hears, and gives back what it took."""
 
     def __init__(
@@ -60,9 +63,10 @@ class Watcher(Following):
         compact: bool,
         influence: bool = False,
         keep_output: bool = False,
+        runs: int | None = 1,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
-        self.keep, self.compact, self.reader = keep, compact, reader
+        self.keep, self.compact, self.reader, self.runs = keep, compact, reader, runs
         self.names = names
         self.deeper = Deeper(wanted, names, keep, influence, keep_output)
         self.deep, self.influence = self.deeper.on, self.deeper.influence
@@ -74,7 +78,7 @@ class Watcher(Following):
         self.moved: dict[int, tuple[Any, Any]] = {}  # masks and biases of this pass, and their copies on the CPU
         self.own: dict[int, tuple[Any, Any]] = {}  # masks of this pass, and copies that nobody writes into
         self.stack = ExitStack()
-        self.passes = self.depth = 0
+        self.passes = self.depth = self.again = 0
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
@@ -83,6 +87,8 @@ class Watcher(Following):
         self.begin_following()
         self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
+        if self.deeper.norms is not None and self.writer is not None:
+            self.deeper.norms.then = self._written_first
         self.listening = Listening(WatchMode(), inner(model), names)
 
     def __enter__(self) -> Seen:
@@ -100,6 +106,7 @@ class Watcher(Following):
         with ExitStack() as stack:
             stack.enter_context(active.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
+            stack.enter_context(LIBRARIES)
             stack.enter_context(active.BLIND)
             base = inner(self.model)
             every = list(base.modules())
@@ -131,6 +138,8 @@ class Watcher(Following):
         self.listening.learn(self.seen, kind is None)
         if self.writer is not None:
             self.writer.finish(complete=kind is None)
+            if self.influence is not None:
+                self.influence.then = partial(self.writer.finish, complete=kind is None)
         if kind is None:
             self._say_if_nothing()
 
@@ -182,8 +191,8 @@ class Watcher(Following):
     def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if threading.get_ident() != self.thread:
             return
-        if not self.depth and self.influence is not None:
-            check_gradients()
+        if self.influence is not None and self._runs_again():
+            return
         self.depth += 1
         if self.depth == 1:
             self._begins()
@@ -194,8 +203,26 @@ class Watcher(Following):
         if self.depth == 1 and not self.tables.changing:
             self.listening.begins(self, module, args, kwargs)
 
+    def _runs_again(self) -> bool:
+        """Whether a reentrant checkpoint runs a module again for its gradients: modes are off then, and this one is on.
+
+        Otherwise it must be a run that has gradients, or will have.
+        """
+        if self.influence is not None and self.influence.recomputes and torch._C._current_graph_task_id() != -1:
+            if not self.again:
+                self.listening.mode.__enter__()
+            self.again += 1
+            return True
+        if not self.depth:
+            check_gradients()
+        return False
+
     def leaves(self, *_: object) -> None:
-        if threading.get_ident() == self.thread:
+        if threading.get_ident() == self.thread and self.again:
+            self.again -= 1
+            if not self.again:
+                self.listening.mode.__exit__(None, None, None)
+        elif threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
             if not self.depth:
                 self.listening.ends(self.seen)
@@ -267,14 +294,17 @@ class Watcher(Following):
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
-        if self.seen.layers and not self.warned and not grown and not self.search:
+        if self.runs != 1 and not grown and not self.search:
+            self.gather.flush()
+            put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
+        elif self.seen.layers and not self.warned and not grown and not self.search:
             self.warned = True
             warnings.warn(
                 explain(
                     "a second run began inside one sl.watch block",
                     expected="one forward pass or one generation in a block",
                     got="another input: its sights take the place of the first one's",
-                    hint="one block for each run: with sl.watch(model) as seen: model(…)",
+                    hint='one block for each run, or sl.watch(model, runs="all")',
                 ),
                 UserWarning,
                 stacklevel=2,
@@ -323,7 +353,7 @@ class Watcher(Following):
             self._account(layer, part, looked, call, row, place)
         if self.deep:
             self.deeper.take(layer, part, looked, call, row)
-        if self.writer is not None and len(layer.parts) == 1:
+        if self.writer is not None and len(layer.parts) == 1 and not self.deeper.waits(layer):
             self.writer.add(layer)
 
     def _account(self, layer: Layer, part: Part, looked: Looked, call: Call, row: Tensor, place: Place) -> None:
@@ -357,6 +387,11 @@ class Watcher(Following):
             part.arriving = self.ship.send(account(call, row, self.wanted, place) | found)
             layer.parts.append(part)
 
+    def _written_first(self, layer: Layer) -> None:
+        """What its keys carry is known now: a layer that waited for that is written."""
+        if self.writer is not None and len(layer.parts) == 1 and layer.name not in self.writer.written:
+            self.writer.add(layer)
+
     def own_mask(self, call: Call) -> Mask | None:
         """A copy of a mask where it was, made once in a pass: nobody writes into it."""
         mask = call.mask
@@ -371,30 +406,6 @@ class Watcher(Following):
         if id(thing) not in self.moved:
             self.moved[id(thing)] = (thing, make())
         return self.moved[id(thing)][1]
-
-    def _repeats(self, name: str, looked: Looked, end_key: int) -> Tensor | None:
-        """Where an induction head would look, from the tokens; the same for all layers of a pass."""
-        fits = looked.first_query >= 0 and self.ids_fit(name, looked.call.sizes.batch[0], end_key)
-        return self.repeats_at(name, looked.first_query, end_key) if fits else None
-
-    def _ids(self, name: str) -> Tensor | None:
-        encodes = self.encoder is not None and name.startswith(f"{self.names[id(self.encoder)]}.")
-        return self.reader.memory if encodes else self.reader.ids
-
-    def ids_fit(self, name: str, batch: int, end_key: int) -> bool:
-        """Whether the tokens of all keys up to here are known, and of use."""
-        ids = self._ids(name) if self.wanted.shares else None
-        return ids is not None and ids.shape == (batch, end_key)
-
-    def repeats_at(self, name: str, first_query: int, end_key: int) -> Tensor | None:
-        """The same for the queries from one on, up to a key; more tokens may have come since."""
-        ids = self._ids(name)
-        if ids is None or ids.shape[-1] < end_key:
-            return None
-        at = (first_query, end_key)
-        if self.repeats is None or self.repeats[0] is not ids or self.repeats[1] != at:
-            self.repeats = (ids, at, repeats(ids[:, :end_key])[:, first_query:])
-        return self.repeats[2]
 
 
 def _to_cpu(thing: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -13,10 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
 import watch_cases as tiny
+from model_cases import smollm2, smollm2_tokenizer
 from sightline.errors import InputError, InputTypeError
 from sightline.watching import watch
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*attended without being seen:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*attended without being seen:UserWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
+]
 
 FAMILIES = ["llama", "mistral", "gpt2", "bert", "t5", "vit"]
 
@@ -52,7 +57,7 @@ def by_hand(model, given, modules):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_against_autograd_frozen_and_not(family, implementation):
     model = tiny.model(family, implementation).double()
-    given = tiny.inputs(family, None if family == "vit" else "left", length=7)
+    given = tiny.inputs(family, "left" if implementation == "sdpa" and family != "vit" else None, length=7)
     given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
     with watch(model, influence=True, keep_qk=True) as seen:
         out = model(**given)
@@ -77,10 +82,11 @@ def test_against_autograd_frozen_and_not(family, implementation):
         assert frozen[name].extra.v is None
         # Cells: the weights times g . v.
         groups = heads // sight.extra.v.shape[1]
-        cells = sight.tile(slice(None), slice(None)) * (
-            sight.extra.grad @ sight.extra.v.repeat_interleave(groups, 1).mT
-        )
-        assert (cells.sum(-1) - along).abs().max() <= 1e-9 * along.abs().max() + 1e-12
+        cells = sight.tile(slice(None), slice(None), of="influence")
+        by_hand_too = sight.extra.grad @ sight.extra.v.repeat_interleave(groups, 1).mT
+        torch.testing.assert_close(cells, sight.tile(slice(None), slice(None)) * by_hand_too)
+        # Some models take their softmax in float32.
+        assert (cells.sum(-1) - along).abs().max() <= 1e-6 * along.abs().max()
         weight = projection(model, sight).weight
         weight = weight if isinstance(projection(model, sight), nn.Linear) else weight.mT
         dim = sight.extra.v.shape[-1]
@@ -173,7 +179,7 @@ def test_every_way_to_attend_gives_the_change_of_a_scaled_head(way):
             seen.backward(out[..., 0].square().sum(-1).flatten())
         sight = seen[-1]
         last = sight.extra
-        cells = sight.tile(slice(None), slice(None)) * (last.grad @ last.v.mT)
+        cells = sight.tile(slice(None), slice(None), of="influence")
         torch.testing.assert_close(cells.sum(-1), last.along)
         assert "the values alone" not in last.norms_of, last.norms_of
         layer = model.get_submodule(seen.layers[-1]) if seen.layers[-1] in dict(model.named_modules()) else model
@@ -346,3 +352,45 @@ def test_checkpoints_by_hand_and_a_layer_that_runs_twice():
         for a, b in zip(found[0], other):
             torch.testing.assert_close(a, b)
     assert not torch.allclose(*found[0])
+
+
+def test_on_a_trained_model_one_head_names_the_one_who_gets_the_drink():
+    """SmolLM2 says Mary and not John by what one head reads at the second John; ablated exactly, heads agree."""
+    model = smollm2()
+    tokenizer = smollm2_tokenizer()
+    ids = torch.tensor([tokenizer.encode("When Mary and John went to the store, John gave a drink to").ids])
+    mary, john = (tokenizer.encode(name).ids[0] for name in (" Mary", " John"))
+    difference = sl.targets.logit(mary, than=john)
+    with watch(model, influence=True, keep_qk=True) as seen:
+        y = difference(model(ids))
+        seen.backward(y)
+    assert abs(y.item() - 6.12) < 0.005
+    table = seen.by_head()[0]
+    assert abs(table[23, 3].item() - 2.60) < 0.005
+    assert table[2:].argmax() == 21 * 9 + 3
+    edge = seen[23].top(1, of="influence")
+    assert edge.keys[0, 3, -1, 0] == 9
+    assert abs(edge.weights[0, 3, -1, 0].item() - 2.785) < 0.001
+    # Every head of the upper layers left out, exactly: one example of a batch for each, from that layer on.
+    decoder, layers, streams = model.decoder, list(model.decoder.layers), []
+    hooks = [layer.register_forward_pre_hook(lambda _, args: streams.append(args[0])) for layer in layers]
+    exact = torch.zeros(10, 9)
+    with torch.no_grad():
+        model(ids)
+        [hook.remove() for hook in hooks]
+        for i, start in enumerate(range(20, 30)):
+            rest = copy.copy(decoder)
+            rest._modules = dict(decoder._modules) | {"layers": nn.ModuleList(layers[start:])}
+            hook = layers[start].attention.output.register_forward_pre_hook(without_one_each)
+            logits = model.head(rest(streams[start].expand(9, -1, -1))[:, -1:])
+            hook.remove()
+            exact[i] = y - difference(logits)
+    assert abs(exact[3, 3].item() - 3.04) < 0.005
+    assert torch.corrcoef(torch.stack([table[20:].flatten(), exact.flatten()]))[0, 1] > 0.97
+
+
+def without_one_each(module, args):
+    """The first example without its first head, the second without its second, and so on."""
+    heads = args[0].unflatten(-1, (9, -1)).clone()
+    heads[torch.arange(9), :, torch.arange(9)] = 0
+    return heads.flatten(-2)

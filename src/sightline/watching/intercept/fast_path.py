@@ -14,9 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sightline.backends.call import make_call
+from sightline.lens.rows import output_and_rows
 from sightline.masks import Mask, dense, documents, padding
 from sightline.watching.intercept import active
 from sightline.watching.intercept.caller import callers
+from sightline.watching.intercept.heads import Heads, heads_first
 from sightline.watching.intercept.torch_calls import look
 
 if TYPE_CHECKING:
@@ -90,19 +93,25 @@ def _run(func: Any, args: tuple, kwargs: dict, who: Audience, x: Tensor, given: 
             if not who.wanting:
                 who.note(0, x.shape[1])
                 return out
-            q, k = _queries_and_keys(x, given)
+            q, k, v = _projected(x, given, 3 if who.deep else 2)
             mask = _mask(given, real)
-    who.record(look(q, k, k, mask, None, 1 / math.sqrt(q.shape[-1]), 0))
+            heads = None
+            if who.deep:
+                # The operator does not say what its heads gave.
+                made, _ = output_and_rows(make_call(q, k, v, mask=mask), "auto")
+                heads = Heads(made, v, heads_first, (given["proj_weight"], f"out_proj of {who.name}"))
+    who.record(look(q, k, k, mask, None, 1 / math.sqrt(q.shape[-1]), 0, heads=heads))
     return out
 
 
-def _queries_and_keys(x: Tensor, given: dict) -> tuple[Tensor, Tensor]:
+def _projected(x: Tensor, given: dict, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys, and of three parts the values; of two the keys stand in for them."""
     size, count = given["embed_dim"], given["num_heads"]
     if given.get("norm_first"):
         x = F.layer_norm(x, (size,), given["norm_weight_1"], given["norm_bias_1"], given["eps"])
-    both = F.linear(x, given["qkv_weight"][: 2 * size], given["qkv_bias"][: 2 * size])
-    q, k = (part.unflatten(-1, (count, -1)).transpose(1, 2) for part in both.chunk(2, -1))
-    return q, k
+    made = F.linear(x, given["qkv_weight"][: parts * size], given["qkv_bias"][: parts * size])
+    found = [part.unflatten(-1, (count, -1)).transpose(1, 2) for part in made.chunk(parts, -1)]
+    return found[0], found[1], found[-1]
 
 
 def _unpacked(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -185,9 +185,6 @@ class WatchMode(Listener):
         if idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        if func is torch.Tensor.backward and any(map(_recomputes, active.watches())):
-            with self:  # off in here, as in any call: but layers will run again, and be heard
-                return torch.autograd.backward(*args, *(kwargs.pop("gradient", None),) * (len(args) < 2), **kwargs)
         handler = self.handlers.get(func)
         if handler is None:
             follow = FOLLOW.get(func)
@@ -254,7 +251,7 @@ def _always(*_: Any) -> bool:
 
 def _care(func: Any) -> str:
     """What has to be looked at in a call of a function, found out once for each."""
-    if func in WatchMode.handlers or func in _COPIES or func is torch.Tensor.backward or _writes(func):
+    if func in WatchMode.handlers or func in _COPIES or _writes(func):
         care = ALL
     else:
         follow = FOLLOW.get(func)

@@ -29,13 +29,15 @@ def beside(layer: Layer) -> Extra:
         found["sizes"] = _after(layer, cat([part.extra["sizes"] for part in parts], -1), -1)
         found["norms_of"] = parts[0].extra["norms_of"]
     rest = parts[layer.freed :]
-    if all("v" in part.extra for part in rest) and (stored.v is not None or not layer.freed):
-        new = [part.extra["v"] for part in rest]
-        found["v"] = _after(layer, cat(new, -2), -2) if stored.v is None else cat([stored.v, *new], -2)
+    if all("v" in part.extra for part in parts):
+        found["v"] = _after(layer, cat([part.extra["v"] for part in parts], -2), -2)
+    elif stored.v is not None and all("v" in part.extra for part in rest):
+        found["v"] = cat([stored.v, *(part.extra["v"] for part in rest)], -2)
     if any("along" in part.extra for part in parts):
         found["along"] = cat([part.extra.get("along", _nothing(part)) for part in parts], -1)
         found["grad"] = _gradients(parts, layer.freed, stored.grad)
-    return Extra(**found)
+    row = parts[0].found["row"].dtype
+    return Extra(**found | {name: found[name].to(row) for name in ("along", "sizes") if name in found})
 
 
 def _gradients(parts: list[Part], freed: int, stored: Tensor | None) -> Tensor | None:

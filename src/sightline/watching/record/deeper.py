@@ -76,6 +76,10 @@ class Deeper:
             v = torch.cat([one.extra["step"] for one in steps], -2)
             self.norms.add(Pending(layer, part, v, None, s, Asked([], None, None, None), []), None)
 
+    def waits(self, layer: Layer) -> bool:
+        """Whether it is not known yet what a layer's keys carry."""
+        return self.norms is not None and any(one.layer is layer for one in self.norms.pending)
+
     def settle(self) -> None:
         """A pass is over."""
         if self.norms is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,8 @@ from sightline.watching.record.shares import SHARES
 if TYPE_CHECKING:
     from sightline.watching.seen import LayerLike, Seen
 
-# Version 2 says what was not seen.
-FORMAT, VERSION = "sightline-seen", 2
+# Version 2 says what was not seen, version 3 holds runs.
+FORMAT, VERSION = "sightline-seen", 3
 INDEX = "index.json"
 _FLAGS = ("real", "repeated")
 _ROWS = (*SHARES, *_FLAGS)
@@ -49,6 +50,9 @@ def save(seen: Seen, folder: Path, keep_qk: bool) -> Path:
         )
     writer = Writer(folder, seen, free=False, keep_qk=keep_qk)
     writer.begin()
+    for number, run in enumerate(seen._runs):
+        save(run, folder / run_name(number), keep_qk)
+        writer.runs.append(run_name(number))
     for layer in list(seen._layers.values()):
         writer.write(layer)
     writer.finish(complete=seen.complete)
@@ -60,12 +64,13 @@ class Writer:
 
     def __init__(self, folder: Path, seen: Seen, free: bool, keep_qk: bool = True) -> None:
         self.folder, self.seen, self.free, self.keep_qk = folder, seen, free, keep_qk
-        self.written: dict[str, int] = {}  # layers in the folder, and how many parts they had then
+        self.written: dict[str, str] = {}  # layers in the folder, and how far they had come then
         self.known: dict[str, bool] = {}  # whether their masks are in the folder
         self.files: dict[str, tuple[str, str]] = {}
         self.numbers: dict[str, int] = {}  # of its files; a layer that is dropped leaves its number to nobody
         self.stale: list[list[str]] = [[], []]  # files that no index names any more: just now, and before
         self.rest = 0.0  # when it may write again
+        self.runs: list[str] = []  # folders of the runs before this one
 
     def begin(self) -> None:
         """Make the folder, and an index without layers; what another run left there is removed."""
@@ -88,6 +93,9 @@ class Writer:
             self._index(False)
             for old in self.folder.glob("[0-9][0-9][0-9][0-9]-*.safetensors"):
                 old.unlink()
+            for run in self.folder.glob("run-[0-9][0-9][0-9][0-9][0-9][0-9]"):
+                if run.is_dir() and not run.is_symlink() and (run / INDEX).is_file():
+                    shutil.rmtree(run)
         make_folder(self.folder)
         self._index(False)
         if self.free:
@@ -117,6 +125,9 @@ class Writer:
     def finish(self, complete: bool) -> None:
         """Write what has grown, and say that it is all."""
         self._write_grown()
+        for layer in self.seen._layers.values() if self.free else ():
+            if isinstance(layer, Layer):
+                layer.forget_gradients()
         self.seen.complete = complete
         # The layers are on the disk before the index that names them.
         for name in self.written:
@@ -129,7 +140,7 @@ class Writer:
         grown = [
             layer
             for layer in self.seen._layers.values()
-            if isinstance(layer, Layer) and self.written.get(layer.name, 0) != len(layer.parts)
+            if isinstance(layer, Layer) and self.written.get(layer.name) != layer.state
         ]
         for layer in grown:
             self.write(layer)
@@ -148,10 +159,10 @@ class Writer:
         if bias is not None and not isinstance(bias, Tensor):
             bias = bias.writable(queries, keys)
         self.known[layer.name] = known and sight.mask_known
-        copy = KeptSight(call.replace(mask=mask, bias=bias), sight.row, sight.kept)
+        copy = KeptSight(call.replace(mask=mask, bias=bias), sight.row, sight.kept, extra=sight.extra)
         # A layer that has grown is written beside what was there: whoever holds the last index finds its files.
-        parts = len(layer.parts) if isinstance(layer, Layer) else 1
-        names = (f"{number:04d}-{parts}.safetensors", f"{number:04d}-{parts}-rows.safetensors")
+        state = layer.state if isinstance(layer, Layer) else "1"
+        names = (f"{number:04d}-{state}.safetensors", f"{number:04d}-{state}-rows.safetensors")
         path = self.folder / names[0]
         # It waits for the disk once, at the end, and not in the middle of the model.
         store.save(copy, path, keep_qk=keep, durable=False)
@@ -160,7 +171,7 @@ class Writer:
         self.stale[0] += [old for old in self.files.get(layer.name, ()) if old not in names]
         self.files[layer.name] = names
         self.stale = [[old for old in group if old not in names] for group in self.stale]
-        self.written[layer.name] = parts
+        self.written[layer.name] = state
         if isinstance(layer, Layer) and self.free:
             layer.forget(lambda: _read_sight(path))
 
@@ -193,6 +204,7 @@ class Writer:
             "memory_tokens": self.seen.memory_tokens if layers else None,
             "layers": layers,
             "unseen": self.seen.unseen,
+            "runs": self.runs,
         }
         text = json.dumps(content).encode()
         if len(text) > _largest_index(self.folder):
@@ -210,6 +222,11 @@ class Writer:
             for old in self.stale.pop():
                 (self.folder / old).unlink(missing_ok=True)
             self.stale.append([])
+
+
+def run_name(number: int) -> str:
+    """The folder of a run, inside that of the last one."""
+    return f"run-{number:06d}"
 
 
 def _largest_index(folder: Path) -> int:
@@ -267,7 +284,7 @@ def _read_sight(path: Path) -> KeptSight:
         raise bad(path.parent, f"{path.name} is missing") from error
     if found.flat or len(found.call.sizes.batch) != 1:
         raise bad(path.parent, f"{path.name} is the sight of a single map")
-    return KeptSight(found.call, found.row, found.kept, found.lacks)
+    return KeptSight(found.call, found.row, found.kept, found.lacks, found.extra)
 
 
 def read_index(folder: Path) -> dict:

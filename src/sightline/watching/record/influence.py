@@ -7,6 +7,7 @@ computed when it arrives: g.o for every row, in one product. v and g themselves 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,7 @@ class Influence:
             str, list[Tap]
         ] = {}  # of calls in reentrant checkpoints, which run again for their gradients
         self.taking = False  # whether `backward` asks
+        self.then: Callable[[], None] | None = None  # whom to tell, once the block is left
         self.here: set[int] = set()  # taps that the latest backward pass has reached
 
     @property
@@ -171,6 +173,8 @@ class Influence:
             self.forget_gradients()
         for tap, grad in zip(taps, grads):
             tap.take(grad, add)
+        if self.then is not None:
+            self.then()
 
 
 def _check(y: Any, taps: list[Tap]) -> None:

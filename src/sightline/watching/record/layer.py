@@ -90,13 +90,18 @@ class Layer:
     on_disk: Callable[[], KeptSight] | None = None
     freed: int = 0  # parts whose q and k are on disk alone
     settle: Callable[[], object] | None = None  # what accounts for the parts that wait
-    stamp: int = 0  # how often something came that is no part
     by_hand: bool = False  # attention that no function was called for
+    stamp: int = 0  # how often something came that is no part
     _sight: tuple[int, KeptSight] | None = None
 
     def changed(self) -> None:
         """Something is known now that was not: the next sight has it."""
         self.stamp, self._sight = self.stamp + 1, None
+
+    @property
+    def state(self) -> str:
+        """How far it has come: another text each time something is added."""
+        return f"{len(self.parts)}-{self.stamp}" if self.stamp else str(len(self.parts))
 
     @property
     def queries(self) -> int:
@@ -148,9 +153,15 @@ class Layer:
         for part in self.parts:
             for name in ("q", "k") if part.arriving is not None else ():
                 part.found.pop(name, None)
-            for name in ("v", "grad"):
-                part.extra.pop(name, None)
         self.on_disk, self.freed, self._sight = read, len(self.parts), None
+
+    def forget_gradients(self) -> None:
+        """The same of v and g, once both are on disk."""
+        if self.on_disk is not None and self.freed == len(self.parts) and self.on_disk().extra.grad is not None:
+            for part in self.parts:
+                part.extra.pop("v", None)
+                part.extra.pop("grad", None)
+            self._sight = None
 
 
 def _cut(stored: KeptSight, rows: int, keys: int) -> KeptSight:

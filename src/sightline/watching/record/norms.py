@@ -1,17 +1,20 @@
 """How much keys carry: the size of each value behind the layer that takes the heads' output.
 
-Which layer that is, is found by running: the module whose input is that output, number by number. What it does to a
-head's part is read off its weight, or, of adapters and quantised layers, by applying it: it is linear but for its value
-at 0, which is left out.
+Which layer that is, is found by running: the module, or the product, whose input is that output, number by number. What
+it does to a head's part is read off its weight, or, of adapters and quantised layers, by applying it: it is linear but
+for its value at 0, which is left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sightline.watching.intercept import active
 from sightline.watching.record.batches import aside
@@ -48,9 +51,11 @@ class Projections:
         self.names = names
         self.known: dict[str, tuple[nn.Module | Tensor, str]] = {}  # by the path of the module that attends
         self.pending: list[Pending] = []
+        self.then: Callable[[Layer], None] | None = None  # whom to tell that it is known of a layer
 
     def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
         """Hear what modules are given."""
+        stack.enter_context(Products(self))
         for module in modules:
             stack.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
 
@@ -74,11 +79,7 @@ class Projections:
         """A pass is over: what nobody took as it is has no projection."""
         pending, self.pending = self.pending, []
         for one in pending:
-            why = (
-                f"{one.between[0]} stands between"
-                if one.between
-                else "no linear layer takes the heads' output as it is"
-            )
+            why = f"{one.between[0]} stands between" if one.between else "no linear layer takes it as it is"
             self._done(one, None, f"{ALONE}: {why}")
 
     def restart(self) -> None:
@@ -93,6 +94,14 @@ class Projections:
             for one in self.pending:
                 if one.out is not None and _is_output(args[0].detach(), one.out):
                     self._try(module, args, kwargs, one)
+                    return
+
+    def product(self, x: Tensor, weight: Tensor) -> None:
+        """A product `x @ weight` that is no module's: its weight `[in, out]`."""
+        with active.quiet(), aside():
+            for one in self.pending:
+                if one.out is not None and _is_output(x.detach(), one.out):
+                    self._found(one, weight.mT, weight.mT, f"a product in {one.layer.name.partition('#')[0]}")
                     return
 
     def _try(self, module: nn.Module, args: tuple, kwargs: dict, one: Pending) -> None:
@@ -110,8 +119,11 @@ class Projections:
                 one.between.append(words)
                 return
             known = weight
+        self._found(one, known, weight, words)
+
+    def _found(self, one: Pending, known: nn.Module | Tensor, weight: Tensor, words: str) -> None:
         self.known[one.layer.name.partition("#")[0]] = (known, words)
-        self.pending.remove(one)
+        self.pending = [other for other in self.pending if other is not one]
         self._done(one, weight, words)
 
     def _done(self, one: Pending, weight: Tensor | None, words: str) -> None:
@@ -125,8 +137,37 @@ class Projections:
             one.part.extra |= {"sizes": found.cpu(), "norms_of": words}
             one.asked.read_norms(one.part, found, words)
             one.layer.changed()
+        if self.then is not None:
+            self.then(one.layer)
 
 
+class Products(TorchFunctionMode):
+    """Hears products with a weight, while some heads' output waits for one."""
+
+    is_watch = True  # nothing that models are asked about
+
+    def __init__(self, projections: Projections) -> None:
+        super().__init__()
+        self.projections = projections
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self.projections.pending and func in _PRODUCTS:
+            first, turned = _PRODUCTS[func]
+            pair = args[first : first + 2]
+            if len(pair) == 2 and all(isinstance(x, Tensor) for x in pair) and pair[1].dim() == 2:
+                self.projections.product(pair[0], pair[1].mT if turned else pair[1])
+        return func(*args, **(kwargs or {}))
+
+
+# Where products have what they are given, with the weight behind it; and whether that is `[out, in]`.
+_PRODUCTS: dict[Any, tuple[int, bool]] = {
+    F.linear: (0, True),
+    torch.addmm: (1, False),
+    torch.mm: (0, False),
+    torch.matmul: (0, False),
+    Tensor.matmul: (0, False),
+    Tensor.__matmul__: (0, False),
+}
 # Modules that hand on what they are given, in evaluation.
 _NOTHING = (nn.Dropout, nn.Identity)
 
@@ -164,7 +205,12 @@ def sizes(v: Tensor, weight: Tensor | None, s: Sizes) -> Tensor | None:
 def _is_output(x: Tensor, out: Tensor) -> bool:
     """Whether a tensor holds the heads' output, one head beside the other, and nothing else."""
     _, heads, _, dim = out.shape
-    if x.numel() != out.numel() or not x.dim() or x.shape[-1] != heads * dim or (x.dtype, x.device) != (out.dtype, out.device):
+    if (
+        x.numel() != out.numel()
+        or not x.dim()
+        or x.shape[-1] != heads * dim
+        or (x.dtype, x.device) != (out.dtype, out.device)
+    ):
         return False
     rows = x.reshape(-1, heads * dim)
     for order in ((0, 2, 1, 3), (2, 0, 1, 3)):

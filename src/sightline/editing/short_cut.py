@@ -1,0 +1,94 @@
+"""Layers below an edit, which give what they gave before: they are not computed again.
+
+Most models run a list of blocks one after the other. What each of them gave in the unedited run is kept, and a run
+whose first edit is in block 20 takes blocks 0 to 19 from there. Whoever uses it compares an unedited run with the
+first one, and does without where they differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+
+class Blocks:
+    """The blocks of a model that hold its attention, in the order in which they ran, and what each gave."""
+
+    def __init__(self, model: nn.Module, names: dict[int, str], layers: list[str]) -> None:
+        lists = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+        paths = [path for path, _ in lists]
+        self.of: dict[str, nn.Module] = {}  # the block that a layer is in
+        for path, part in lists:
+            if any(path.startswith(f"{other}.") for other in paths if other != path):
+                continue
+            for block in part:
+                inside = {names[id(module)] for module in block.modules() if id(module) in names}
+                self.of |= {layer: block for layer in layers if layer in inside}
+        self.blocks = {id(block): block for block in self.of.values()}
+        self.ran: list[int] = []
+        self.gave: dict[int, Any] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Remember what blocks give in here."""
+
+        def remember(module: nn.Module, _: Any, output: Any) -> None:
+            self.ran.append(id(module))
+            self.gave[id(module)] = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, output)
+
+        with ExitStack() as stack:
+            for block in self.blocks.values():
+                stack.callback(block.register_forward_hook(remember).remove)
+            yield
+
+    def forget(self) -> None:
+        """Do without: every run is a whole one."""
+        self.of.clear()
+
+    @contextmanager
+    def below(self, layer: str, batch: int, times: int) -> Iterator[bool]:
+        """Blocks that ran before the one of a layer give what they gave, `times` over; says whether any does."""
+        block = self.of.get(layer)
+        if block is None or len(set(self.ran)) != len(self.ran) or id(block) not in self.gave:
+            yield False
+            return
+        thread = threading.get_ident()
+        skipped = [self.blocks[number] for number in self.ran[: self.ran.index(id(block))]]
+        with ExitStack() as stack:
+            for one in skipped:
+                own = vars(one).get("forward")
+                vars(one)["forward"] = _stand_in(one.forward, _repeated(self.gave[id(one)], batch, times), thread)
+                stack.callback(_put_back, one, own)
+            yield bool(skipped)
+
+
+def _stand_in(forward: Callable[..., Any], output: Any, thread: int) -> Callable[..., Any]:
+    """Gives a known output in this thread; others run what they always ran."""
+    return lambda *args, **kwargs: output if threading.get_ident() == thread else forward(*args, **kwargs)
+
+
+def _put_back(module: nn.Module, own: Any) -> None:
+    if own is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = own
+
+
+def repeated(given: Any, batch: int, times: int) -> Any:
+    """Tensors of a batch so many times, one after the other; everything else as it is."""
+    return tree_map(lambda x: _repeat(x, batch, times), given)
+
+
+_repeated = repeated
+
+
+def _repeat(x: Any, batch: int, times: int) -> Any:
+    if not isinstance(x, Tensor) or x.dim() < 1 or x.shape[0] != batch:
+        return x
+    return torch.cat([x] * times) if times > 1 else x
