@@ -130,7 +130,7 @@ def test_what_is_on_the_screen_runs_as_python(asked: Client, base: str, reading:
     cell = asked.get(f"/api/runs/{reading}_influence/peek/23/3?rows=13&cols=9").json()
     assert float(found["cells"]) == pytest.approx(cell["reading"], rel=1e-6)
     edited = done(asked, asked.post("/api/runs", json={"text": TEXT, "model": "smollm2", "edits": ["scale:23.3:x0.5"]}))
-    lines = asked.get(f"/api/runs/{edited}/python/23/3?q=13", params=AIM).json()["python"]
+    lines = asked.get(f"/api/runs/{edited}/python/23/3", params={"q": 13, **AIM}).json()["python"]
     assert "edits.scale(0.5, heads=[(23, 3)])" in lines
     exec(lines, found)
     shown = asked.get(f"/api/runs/{edited}/next", params=AIM).json()

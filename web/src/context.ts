@@ -2,7 +2,6 @@
 
 import { batch, signal } from "@preact/signals-core";
 import { carried } from "./carrier";
-import { onChange } from "./changes";
 import { opening, readingScale, rescaled, type Scale, type ScaleName } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
 import { fitted } from "./fitted";
