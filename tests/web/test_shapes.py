@@ -63,7 +63,7 @@ def test_only_raw_numbers_and_files_are_not_described(client: Client) -> None:
         for answer in operation["responses"].values()
         if any(not content["schema"] for content in answer.get("content", {}).values())
     }
-    assert left == {"thumbs", "tiles", "rows", "columns", "tracks", "rollout", "export"}
+    assert left == {"thumbs", "tiles", "rows", "columns", "tracks", "rollout", "export", "image"}
 
 
 @pytest.mark.parametrize(

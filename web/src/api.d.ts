@@ -35,6 +35,12 @@ export interface components {
             of: string;
             heads: (number | null)[][];
         };
+        /** @description The patches of a picture: rows, columns, and how many tokens come before them. */
+        Image: {
+            rows: number;
+            columns: number;
+            first: number;
+        };
         /**
          * @description One attention layer, by its place in the run and its number in the model.
          *
@@ -311,6 +317,7 @@ export interface components {
             aim: components["schemas"]["Aim"] | null;
             value: number | null;
             own: string[];
+            image: components["schemas"]["Image"] | null;
             why_not: string | null;
         };
         /** @description A run, as the list of runs has it. */

@@ -5,6 +5,7 @@ import { show } from "./colors";
 import type { Context, Hover } from "./context";
 import { clamp, debounced, eachFrame, el, icon, retryButton } from "./dom";
 import { FindBar } from "./findbar";
+import { ImageView } from "./image";
 import { NAMES as READ } from "./readings";
 import { Ruler } from "./ruler";
 import { Shading } from "./shading";
@@ -59,6 +60,7 @@ export class TextView {
       this.tabs,
       this.about,
       this.find.node,
+      new ImageView(context).node,
       el("div", { class: "text-frame" }, this.body.scroller, this.ruler.node),
       this.table,
     );

@@ -48,6 +48,7 @@ export function info(layers: LayerInfo[] = [layer(0), layer(1)], change: Partial
     value: null,
     own: ["weights"],
     why_not: null,
+    image: null,
     ...change,
   };
 }

@@ -18,6 +18,7 @@ import torch
 from sightline import memory
 from sightline.editing import edit
 from sightline.errors import InputError
+from sightline.explore import images
 from sightline.explore.aims import Aim, aimed, logits_after, place
 from sightline.explore.changes import edits_of
 from sightline.explore.run import Run
@@ -193,6 +194,7 @@ def about(run: Run, models: Any = None) -> dict[str, Any]:
     """A run as JSON, with its reading: which one, of what, what for, its largest cell, and which there could be."""
     found = {**run.about(), **_reading(run)}
     base = run if run.base is None else run.base
+    found["image"] = images.about(base)
     return {**found, "own": own(base), "why_not": why_not(base, models), "edits": base.meta.get("edits") or []}
 
 

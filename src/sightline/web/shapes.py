@@ -109,6 +109,15 @@ class Layer(TypedDict):
 
 
 @whole
+class Image(TypedDict):
+    """The patches of a picture: rows, columns, and how many tokens come before them."""
+
+    rows: int
+    columns: int
+    first: int
+
+
+@whole
 class Aim(TypedDict):
     """What is asked about: a token, another one instead, after a position."""
 
@@ -149,6 +158,7 @@ class Run(TypedDict):
     aim: Aim | None
     value: float | None
     own: list[str]
+    image: Image | None
     why_not: str | None
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.explore import aims, bookmarks, every_head, outcome, places
+from sightline.explore import aims, bookmarks, every_head, images, outcome, places
 from sightline.explore.aims import Aim
 from sightline.explore.links import Special
 from sightline.explore.readings import ReadingRequest
@@ -159,6 +159,12 @@ def add_why(api: APIRouter, service: Service) -> None:
         it = service.run(run)
         await asyncio.to_thread(bookmarks.write, it, [one.model_dump() for one in new.marks])
         return Response(status_code=204)
+
+    @api.get("/runs/{run}/image", tags=["why"])
+    async def image(run: str) -> Response:
+        """The picture that a vision model was given, PNG or JPEG."""
+        content, kind = await asyncio.to_thread(lambda: images.read(service.run(run)))
+        return Response(content, media_type=kind, headers={"X-Content-Type-Options": "nosniff", **NOT_KEPT})
 
     @api.post("/runs/{run}/readings", status_code=202, tags=["why"], response_model=Ordered)
     async def read(run: str, new: NewReading) -> Response:
