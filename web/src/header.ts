@@ -195,7 +195,7 @@ export class Header {
   }
 
   // How an order goes, until it is there.
-  private follow(id: string): void {
+  follow(id: string): void {
     this.stopEvents?.();
     const stop = this.context.source.events(id, (order) => {
       this.show(order);
