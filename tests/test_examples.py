@@ -32,7 +32,7 @@ def test_there_is_a_notebook_for_each_group_of_lessons() -> None:
     from sightline.lessons import LESSONS
 
     words = "".join(path.read_text("utf-8") for path in NOTEBOOKS)
-    assert len(NOTEBOOKS) >= 5
+    assert len(NOTEBOOKS) == 6
     assert [
         name for name in (*LESSONS, "dates", "ladder") if f"`{name}`" not in words and f" {name}" not in words
     ] == []

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from sightline import caches
 from sightline.backends.api import attention
+from sightline.errors import InputError
 from sightline.nn.observe.listener import Listener
 from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
@@ -36,6 +37,7 @@ class Audience:
     def __init__(self, module: nn.Module, hearing: list[tuple[Watcher, str]]) -> None:
         self.module, self.hearing = module, hearing
         self.wanting = [(watcher, name) for watcher, name in hearing if watcher.wants(name)]
+        self.edited = False
         self.editing: list[tuple[Any, str]] = [one for one in self.wanting if getattr(one[0], "edits", False)]
 
     @property
@@ -98,10 +100,18 @@ class Audience:
     def edit(self, attended: Attended) -> Edited:
         """The call as all edits together have it."""
         editor, name = self.editing[0]
+        self.edited = True
         edited: Edited = editor.edit(name, attended, [one for one, _ in self.editing])
         return edited
 
     def record(self, looked: Any) -> None:
+        if self.editing and not self.edited:
+            raise InputError(
+                f"{self.name} cannot be edited",
+                expected="torch's own attention functions, transformers', or sl.attention",
+                got="a function that is seen, and whose output cannot be changed",
+                hint="layers=… to leave it out, or F.scaled_dot_product_attention in its place",
+            )
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
         for watcher, name in self.wanting:
             watcher.record(self.module, name, looked)
@@ -111,7 +121,9 @@ class Again(Audience):
     """The same for a call that a reentrant checkpoint makes again: it was counted, and brings its gradient."""
 
     def note(self, first_query: int, end_key: int) -> None:
-        pass
+        for watcher, name in self.hearing:
+            if not _recomputes(watcher) and (watcher, name) not in self.wanting:
+                watcher.note(name, first_query, end_key)
 
     def miss(self, why: str, first_query: int, end_key: int) -> None:
         pass
@@ -121,8 +133,10 @@ class Again(Audience):
 
     def record(self, looked: Any) -> None:
         for watcher, name in self.wanting:
-            if watcher.influence is not None:
-                watcher.influence.again(name, looked)
+            if _recomputes(watcher):
+                watcher.influence.again(name, looked)  # type: ignore[union-attr]
+            else:
+                watcher.record(self.module, name, looked)
 
 
 def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
@@ -135,7 +149,9 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if not watches:
         return None
     once_more = torch._C._current_graph_task_id() != -1 and not again
-    if once_more and not (watches := [watcher for watcher in watches if _recomputes(watcher)]):
+    if once_more:
+        watches = [watcher for watcher in watches if getattr(watcher, "edits", False) or _recomputes(watcher)]
+    if not watches:
         return None
     module = module or active.known_module()
     if module is None:
@@ -148,12 +164,18 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if func is torch._transformer_encoder_layer_fwd:
         module = fast_path.attends_by(module)
     hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
-    return (Again if once_more else Audience)(module, hearing) if hearing else None
+    if not hearing:
+        return None
+    return (
+        Again(module, hearing)
+        if once_more and any(_recomputes(one) for one, _ in hearing)
+        else Audience(module, hearing)
+    )
 
 
 def _recomputes(watcher: Watcher) -> bool:
     influence = getattr(watcher, "influence", None)
-    return getattr(watcher, "edits", False) or (influence is not None and influence.recomputes)
+    return influence is not None and influence.recomputes
 
 
 class WatchMode(Listener):
