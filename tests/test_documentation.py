@@ -24,7 +24,7 @@ DOCS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglo
 PAGES_WITH_CODE = ("README.md", "CONTRIBUTING.md", *(page for page in DOCS if FENCE.search(read(page))))
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "DESIGN.md", *DOCS)
 # Extras that are tools of ours, not parts of the library.
-TOOLS = {"all", "dev", "docs", "peers", "wheel", "jupyter"}
+TOOLS = {"all", "dev", "docs", "peers", "wheel", "jupyter", "ray"}
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str]]:
