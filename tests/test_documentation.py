@@ -25,8 +25,8 @@ PAGES_WITH_CODE = ("README.md", "CONTRIBUTING.md", *(page for page in DOCS if FE
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "DESIGN.md", *DOCS)
 # Extras that are tools of ours, not parts of the library.
 TOOLS = {"all", "dev", "docs", "peers", "wheel"}
-# Large, and few need it.
-APART = {"ray"}
+# Large, and few need them.
+APART = {"ray", "jupyter"}
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str]]:
