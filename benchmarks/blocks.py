@@ -378,6 +378,19 @@ def _of(kind: str, make: Callable[[Results, str], str]) -> Callable[[Results], s
     return lambda results: make(results, kind)
 
 
+def ladder(results: Results) -> str:
+    """Every step of the ladder over its seeds: what it brought, and whether it helped."""
+    from sightline.lessons.ladder import RUNGS, report
+
+    ladders = [row["rungs"] for row in results.rows("ladder-cpu")]
+    adds = {rung.name: rung.adds for rung in RUNGS}
+    rows = [
+        (gain.name, adds[gain.name], f"{gain.mean:+.3f} ± {gain.spread:.3f}", gain.verdict)
+        for gain in report.gains(ladders)
+    ]
+    return table(("step", "what it adds", "better by (nats per character)", "it"), rows, words=(0, 1, 3))
+
+
 def references(results: Results) -> str:
     """The heads that follow a reference most often, and what chance gives."""
     rows = []
@@ -408,6 +421,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "installs": installs,
     "extras": extras,
     "references": references,
+    "ladder": ladder,
 }
 for _kind in ("cpu", "gpu"):
     for _name, _make in {

@@ -7,6 +7,8 @@ attention of a hidden patch is drawn over the picture, head by head.
 
     python examples/patches.py --out patches.png
 
+The model and its training are short: src/sightline/lessons/images.py, which `sightline lesson images` gives with words.
+
 These are toy pictures and toy weights: they show how to look, not how a large vision model sees.
 """
 
@@ -16,77 +18,11 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-import sightline as sl
 from sightline import plots
-from sightline.watching import watch
+from sightline.lessons.images import COLUMNS, QUERY, ROWS, Vision, look, patches, pictures, train
 
-ROWS = COLUMNS = 8  # patches
-PATCH = 8  # pixels
-HIDDEN = 0.25  # the share of patches that is hidden
-QUERY = (2, 1)  # the patch that is drawn
-
-
-def pictures(count: int, generator: torch.Generator) -> Tensor:
-    """Random pictures that are their own mirror images, `[count, 3, 64, 64]`, numbers from 0 to 1."""
-    coarse = torch.rand(count, 3, 2 * ROWS, 2 * COLUMNS, generator=generator)
-    fine = F.interpolate(coarse, scale_factor=PATCH // 2, mode="bilinear", align_corners=False)
-    left = fine[..., : COLUMNS * PATCH // 2]
-    return torch.cat((left, left.flip(-1)), dim=-1)
-
-
-def patches(images: Tensor) -> Tensor:
-    """Pictures as sequences of patches, row after row, around 0: `[count, 64, 192]`. A channel is only depth (S0.2)."""
-    return 4 * F.unfold(images - 0.5, kernel_size=PATCH, stride=PATCH).transpose(1, 2)
-
-
-class Vision(nn.Module):
-    """A vision transformer in small: patches in, patches out, everyone sees everyone."""
-
-    def __init__(self, width: int = 64, heads: int = 4) -> None:
-        super().__init__()
-        depth = 3 * PATCH * PATCH
-        self.embed = nn.Linear(depth, width)
-        self.unknown = nn.Parameter(torch.zeros(width))  # stands where a patch is hidden
-        self.encoder = sl.nn.Encoder(
-            width, heads, layers=1, positions=sl.positions.Grid(width, ROWS, COLUMNS, base=100)
-        )
-        self.readout = nn.Linear(width, depth)
-
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        tokens = torch.where(hidden[..., None], self.unknown, self.embed(x))  # [batch, patches, width]
-        out: Tensor = self.readout(self.encoder(tokens))
-        return out
-
-
-def train(steps: int, seed: int = 0) -> tuple[Vision, float]:
-    """A model that restores hidden patches, and its squared error on them as a share of their variance."""
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    model = Vision()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=steps)
-    for _ in range(steps):
-        x = patches(pictures(32, generator))
-        hidden = torch.rand(x.shape[:2], generator=generator) < HIDDEN
-        loss = F.mse_loss(model(x, hidden)[hidden], x[hidden])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval(), loss.item() / x.var().item()
-
-
-def look(model: Vision, image: Tensor) -> Tensor:
-    """The attention of the hidden patch QUERY, head by head: `[heads, ROWS, COLUMNS]`."""
-    query = QUERY[0] * COLUMNS + QUERY[1]
-    hidden = torch.zeros(1, ROWS * COLUMNS, dtype=torch.bool)
-    hidden[0, query] = True
-    with torch.no_grad(), watch(model) as seen:
-        model(patches(image[None]), hidden)
-    return seen[0].tile(slice(query, query + 1), slice(None))[0].unflatten(-1, (ROWS, COLUMNS))[:, 0]
+__all__ = ["Vision", "look", "patches", "pictures", "train"]
 
 
 def main(arguments: list[str] | None = None) -> None:

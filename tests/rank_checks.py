@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import sightline as sl
 from sightline.errors import InputError, RankError
@@ -261,6 +263,148 @@ def check_what_does_not_fit_is_refused_on_every_rank(rank: int, size: int) -> No
     _refused("one rank's part", lambda: sight.save("nowhere"))
     q.add_(1)
     _refused("changed after the call", lambda: sight.entropy)
+
+
+class Layer(torch.nn.Module):
+    """Self-attention, whose heads follow from how wide its projections are on this rank."""
+
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(32, 32) for _ in range(4))
+        self.wide = 32 // heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, self.wide)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.o(out.transpose(1, 2).flatten(2))
+
+
+class Model(torch.nn.Module):
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(50, 32)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _watched(model: torch.nn.Module, *given: torch.Tensor, **options: Any) -> Any:
+    with (
+        torch.no_grad(),
+        sl.watch(model, stats=("entropy", "received", "overview", "shares", sl.Top(2)), **options) as seen,
+    ):
+        model(*given)
+    return seen
+
+
+def _as_one(found: Any, whole: Any) -> None:
+    """Everything that can be asked of a gathered run is what it is of the run of one process."""
+    assert found.layers == whole.layers
+    assert found.ids == whole.ids
+    for name in whole.layers:
+        assert found.heads(name) == whole.heads(name)
+        assert found[name].shape == whole[name].shape
+        close(found[name].lse, whole[name].lse, name)
+        close(found[name].entropy, whole[name].entropy, name)
+        close(found[name].received(), whole[name].received(), name)
+        close(found[name].top(2).weights, whole[name].top(2).weights, name)
+        close(found[name].tile(slice(3, 9), slice(0, 9)), whole[name].tile(slice(3, 9), slice(0, 9)), name)
+        close(found[name].picture(size=(3, 2)), whole[name].picture(size=(3, 2)), name)
+        close(found[name].max_score, whole[name].max_score, name)
+        for share, rows in whole.shares(name).items():
+            close(found.shares(name)[share], rows, share)
+    for mine, wanted in zip(found.portraits(), whole.portraits(), strict=True):
+        assert mine[:2] == wanted[:2]
+        close(torch.tensor(mine[2:], dtype=torch.float64), torch.tensor(wanted[2:], dtype=torch.float64), str(mine))
+    close(found.rollout(), whole.rollout(), "rollout")
+
+
+def check_a_model_under_tensor_parallel(rank: int, size: int) -> None:
+    model, ids = Model(2).eval(), torch.randint(50, (2, 11))
+    whole = _watched(model, ids, keep_qk=True)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    plan = {f"layers.*.{name}": ColwiseParallel() for name in "qkv"} | {"layers.*.o": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    mine = _watched(model, ids, keep_qk=True)
+    assert mine[0].shape == (2, 4 // size, 11, 11)  # rank-local use stays possible
+    found = mine.gather(mesh)
+    _as_one(found, whole)
+    close(found[0].received(torch.ones(2, 4, 11)), whole[0].received(), "fetched")
+    close(found[1].tile(2, 1), whole[1].tile(2, 1), "fetched")
+    assert mine[0].shape == (2, 4 // size, 11, 11)
+    if size == 2:  # of four ranks each has one head, which is all of them
+        some = _watched(model, ids, heads=0)
+        _refused("only some heads", lambda: some.gather(mesh))
+
+
+def check_long_maps_are_fetched_from_who_holds_them(rank: int, size: int) -> None:
+    """Beyond what is kept cell by cell; where q and k were not kept, all ranks are refused."""
+    model, ids = Model(1).eval(), torch.randint(50, (1, 600))
+    whole = _watched(model, ids, keep_qk=True)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    plan = {f"layers.*.{name}": ColwiseParallel() for name in "qkv"} | {"layers.*.o": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    kept, not_kept = (_watched(model, ids, keep_qk=keep).gather(mesh) for keep in (True, False))
+    close(kept[0].tile(slice(500, 520), slice(7, 600)), whole[0].tile(slice(500, 520), slice(7, 600)), "tile")
+    close(kept[0].distance / 600, whole[0].distance / 600, "distance")
+    close(kept[0].top(4).weights, whole[0].top(4).weights, "strongest")
+    close(not_kept[0].entropy, whole[0].entropy, "entropy")
+    _refused("needs q and k", lambda: not_kept[0].tile(slice(500, 520), slice(7, 600)))
+
+
+def check_a_model_in_pipeline_stages(rank: int, size: int) -> None:
+    model, ids = Model(4).eval(), torch.randint(50, (2, 11))
+    whole = _watched(model, ids)
+    x = model.tokens(ids)
+    each = 4 // size
+    for layer in model.layers[: rank * each]:
+        x = layer(x)
+
+    class Stage(torch.nn.Module):
+        """The layers of this rank, by the names they have in the whole."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleDict({str(i): model.layers[i] for i in range(rank * each, (rank + 1) * each)})
+            self.tokens = model.tokens if rank == 0 else None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x if self.tokens is None else self.tokens(x)
+            for layer in self.layers.values():
+                x = layer(x)
+            return x
+
+    mine = _watched(Stage(), ids if rank == 0 else x.detach())
+    assert len(mine) == each
+    found = mine.gather()
+    assert found.layers == whole.layers
+    assert [found.number(name) for name in found.layers] == [0, 1, 2, 3]
+    assert found.ids == whole.ids
+    for name in whole.layers:
+        close(found[name].entropy, whole[name].entropy, name)
+        close(found[name].tile(slice(0, 11), slice(0, 11)), whole[name].tile(slice(0, 11), slice(0, 11)), name)
+
+
+def check_a_model_under_fsdp(rank: int, size: int) -> None:
+    """Every rank sees every layer, of its own examples; there is nothing to gather, and that is said."""
+    model, ids = Model(2).eval(), torch.randint(50, (size, 9))
+    whole = _watched(model, ids)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    mine = _watched(model, ids[rank : rank + 1])
+    assert mine.layers == whole.layers
+    for name in whole.layers:
+        close(mine[name].entropy, whole[name].entropy[rank : rank + 1], name)
+        close(mine[name].received(), whole[name].received()[rank : rank + 1], name)
+    _refused("different inputs", lambda: mine.gather())
+    same = _watched(model, ids[:1])
+    _refused("the same heads", lambda: same.gather())
 
 
 def _refused(word: str, call: Callable[[], object]) -> None:

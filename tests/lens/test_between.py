@@ -79,7 +79,7 @@ def test_long_maps_are_summed_map_by_map() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    "keys, words",
     [
         ({}, "keys are spans by name"),
         ([slice(0, 3)], "keys are spans by name"),

@@ -1,14 +1,16 @@
-"""`bank` in four sentences: MiniLM beside transformers' own in float64, and what the lesson says of both models."""
+"""Homonyms: MiniLM beside transformers' own in float64, and what the lesson says of both models, by hand."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
 
-from lesson_cases import fixed, give
+from lesson_cases import give
 from sightline.lessons import Page
-from sightline.lessons.homonyms import SENTENCES
+from sightline.lessons.homonyms import LIKE, SENTENCES, Spread, draw, spread
 from sightline.models.checkpoints.builtin import BUILTINS
 
 
@@ -25,44 +27,70 @@ def test_minilm_is_what_transformers_computes_in_float64(given: tuple[Page, str]
     from tokenizers import Tokenizer
     from transformers import BertModel
 
-    page, text = given
     folder = BUILTINS["minilm"].require()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     model = BertModel.from_pretrained(folder, dtype=torch.float64).eval()
-
-    def states(sentence: str, word: str) -> np.ndarray:
-        encoded = tokenizer.encode(sentence)
+    found = given[0].results["minilm bank"]
+    sentences = [text for texts in SENTENCES["bank"].values() for text in texts]
+    for place in (0, 4, 11):
+        encoded = tokenizer.encode(sentences[place])
         with torch.no_grad():
             hidden = model(torch.tensor([encoded.ids]), output_hidden_states=True).hidden_states
-        return np.stack([layer[0, encoded.tokens.index(word)].numpy() for layer in hidden])
-
-    bank = np.stack([states(sentence, "bank") for sentence in SENTENCES])
-    alone = {word: states(word, word) for word in ("money", "river")}
-    np.testing.assert_allclose(page.results["minilm states"], bank, atol=2e-5)
-    for at in range(7):
-        lead = cosines(bank[:, at], alone["money"][at, None]) - cosines(bank[:, at], alone["river"][at, None])
-        np.testing.assert_allclose(page.results[f"minilm lead {at}"], lead[:, 0], atol=2e-5)
-        row = [str(at), *(fixed(x, 3) for x in lead[:, 0])]
-        assert row in [line.split()[:5] for line in text.splitlines()]
+        expected = np.stack([layer[0, encoded.tokens.index("bank")].numpy() for layer in hidden])
+        np.testing.assert_allclose(found[place], expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("name, layers", [("minilm", 6), ("smollm2", 30)])
-def test_one_word_becomes_two(given: tuple[Page, str], name: str, layers: int) -> None:
+def test_the_table_by_hand(given: tuple[Page, str], name: str, layers: int) -> None:
     page, text = given
-    states = page.results[f"{name} states"].numpy()
-    first, last = (cosines(states[:, at], states[:, at]) for at in (0, layers))
-    assert first.min() > 0.94
-    np.testing.assert_allclose(page.results[f"{name} alike {layers}"], last, atol=1e-9)
-    same, other = (last[0, 1] + last[2, 3]) / 2, last[:2, 2:].mean()
-    assert same > other + 0.05
+    lines = [line.split() for line in text.splitlines()]
+    for word, at in itertools.product(SENTENCES, (layers // 2, layers)):
+        table = cosines(*[page.results[f"{name} {word}"][:, at].numpy()] * 2)
+        pairs = list(itertools.combinations(range(12), 2))
+        same = [table[i, j] for i, j in pairs if (i < 6) == (j < 6)]
+        other = [table[i, j] for i, j in pairs if (i < 6) != (j < 6)]
+        nearer = 0
+        for i in range(12):
+            own = [table[i, j] for j in range(12) if j != i and (i < 6) == (j < 6)]
+            nearer += np.mean(own) > np.mean([table[i, j] for j in range(12) if (i < 6) != (j < 6)])
+        overlap = np.mean([a > b for a in other for b in same])
+        found = page.results[f"{name} spreads"][word][at]
+        assert found.overlap == pytest.approx(overlap)
+        assert found.own == nearer
+        row = [word, str(at), f"{np.mean(same):.2f}", "±", f"{np.std(same, ddof=1):.2f}", f"{np.mean(other):.2f}", "±"]
+        assert row in [line[:7] for line in lines]
+
+
+def test_the_claim_is_as_strong_as_the_numbers(given: tuple[Page, str]) -> None:
+    page, text = given
     folded = " ".join(text.split())
-    assert f"have a cosine of {same:.2f}, two of different meaning of {other:.2f}" in folded
+    assert "has become two" not in folded
+    for name, middle in (("minilm", 3), ("smollm2", 15)):
+        spreads = page.results[f"{name} spreads"]
+        assert all(one[middle].overlap < 0.4 and one[middle].own >= 9 for one in spreads.values())
+        own, overlap = (sum(getattr(one[middle], of) for one in spreads.values()) for of in ("own", "overlap"))
+        assert f"{own} of 48 sentences are nearer to their own meaning after layer {middle}" in folded
+        assert f"the overlap is {overlap / 4:.2f} on average" in folded
+    assert page.results["smollm2 bank"][:, 0].unique(dim=0).shape[0] == 1  # a decoder's embedding knows no place
+    assert "all the same" in folded
 
 
-def test_closer_to_money_in_one_and_to_the_river_in_the_other(given: tuple[Page, str]) -> None:
-    page, _ = given
-    for name, at in (("minilm", 5), ("smollm2", 30)):
-        lead = page.results[f"{name} lead {at}"]
-        assert (lead[:2] > 0).all()
-        assert (lead[2:] < 0).all()
+def test_overlap_of_clouds_that_are_known() -> None:
+    assert Spread(torch.tensor([0.9, 0.9]), torch.tensor([0.1, 0.9]), 0, 4).overlap == 0.25
+    apart = torch.eye(2).repeat_interleave(3, 0) + 0.01 * torch.arange(12.0).reshape(6, 2)
+    found = spread(apart)
+    assert (found.overlap, found.own, found.count) == (0.0, 6, 6)
+    assert (len(found.same), len(found.other)) == (6, 9)
+
+
+def test_every_pair_is_drawn(given: tuple[Page, str]) -> None:
+    figure = draw(given[0].results["minilm spreads"], (0, 3, 6), "minilm")
+    for axes in figure.axes:
+        dots = [line for line in axes.lines if line.get_marker() == "."]
+        assert [len(line.get_xdata()) for line in dots] == [30, 36] * 4
+    assert figure.axes[0].get_xticklabels()[1].get_text() == "bat"
+
+
+def test_the_riddles_come_last() -> None:
+    assert [texts[-1].split()[1] for texts in LIKE.values()] == ["flies", "flies"]

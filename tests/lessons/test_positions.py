@@ -33,6 +33,27 @@ def test_order_is_seen_only_with_positions(page: Page) -> None:
     assert changes[2] == changes.min()  # the word in the middle stays where it is
 
 
+def test_three_of_four_parts_of_the_middle_word_stay(page: Page) -> None:
+    changes = page.results["parts"]
+    assert [change > 1e-9 for change in changes.values()] == [False, True, False, False]
+    assert changes["its word, the other's place"] > 0.3
+
+
+def test_west_and_east_differ_by_the_wave_that_was_cut(page: Page) -> None:
+    beside = page.results["beside"]
+    assert list(beside) == [64, 66]
+    assert beside[64] == pytest.approx((11.479, 10.885), abs=5e-4)
+    west, east = beside[66]
+    assert abs(west - east) < 0.03 * abs(beside[64][0] - beside[64][1])
+
+    # By hand: the fastest wave has a sine of y without its cosine, and that sine is the difference.
+    def point(longitude: float) -> float:
+        return math.cos(math.radians(50)) * math.sin(math.radians(longitude))
+
+    sines = [math.sin(3 * point(175)) * math.sin(3 * point(side)) for side in (165, 185)]
+    assert math.exp(0.5 * (sines[0] - sines[1])) == pytest.approx(beside[64][0] / beside[64][1], rel=0.002)
+
+
 def test_rotary_scores_know_the_distance(page: Page) -> None:
     q, k = (x.numpy().reshape(8) for x in page.results["rotary inputs"])
 

@@ -14,6 +14,7 @@ export interface Marks {
   columns: Set<number>;
   hoverRow: number | null;
   hoverColumn: number | null;
+  changed?: { rows: Set<number>; columns: Set<number> }; // what the text beside this one does not have
 }
 
 export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Marks): void {
@@ -24,7 +25,7 @@ export function drawRows(box: HTMLElement, grid: Grid, tokens: Tokens, marks: Ma
   keepLabels(box, places, tokens, every, "row", (label, i) => {
     label.style.translate = `0 ${whole(every ? grid.y(i) : Math.max(grid.y(i) + Math.min(grid.ch, 4) / 2 - 8, 0))}px`;
     label.style.height = `${every ? grid.ch : LINE}px`;
-    mark(label, marks.rows.has(i), marks.hoverRow === i);
+    mark(label, marks.rows.has(i), marks.hoverRow === i, marks.changed?.rows.has(i));
   });
 }
 
@@ -39,7 +40,7 @@ export function drawColumns(box: HTMLElement, grid: Grid, tokens: Tokens, marks:
   keepLabels(box, places, tokens, every, every ? "column steep" : "column", (label, i) => {
     label.style.translate = `${whole(x(i))}px`;
     if (room) label.style.maxWidth = `${room.get(i)}px`;
-    mark(label, marks.columns.has(i), marks.hoverColumn === i);
+    mark(label, marks.columns.has(i), marks.hoverColumn === i, marks.changed?.columns.has(i));
   });
 }
 
@@ -95,7 +96,8 @@ function whole(pixels: number): number {
   return Math.round(pixels * ratio) / ratio;
 }
 
-function mark(label: HTMLElement, pinned: boolean, hovered: boolean): void {
+function mark(label: HTMLElement, pinned: boolean, hovered: boolean, changed = false): void {
+  label.classList.toggle("changed", changed);
   label.classList.toggle("pinned", pinned);
   label.classList.toggle("hovered", hovered);
 }

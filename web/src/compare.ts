@@ -11,7 +11,12 @@ import type { HeadRef } from "./painter";
 import { Pairing, samePlace, sameTokens } from "./pairs";
 import type { RunShort } from "./source";
 import type { Place } from "./state";
+import { GLUED, SPECIAL, type Tokens } from "./tokens";
 import { Tooltip } from "./tooltip";
+
+// Tokens beside a changed one, and how many are shown of a text.
+const AROUND = 8;
+const MOST = 120;
 
 export class Compare {
   readonly node: HTMLElement;
@@ -21,6 +26,7 @@ export class Compare {
     this.context.store.push({ difference: choice === "difference" }),
   );
   private pickers = el("div", { class: "compare-pickers" });
+  private texts = el("div", { class: "compare-texts", attrs: { hidden: true } });
   private note = el("p", { class: "compare-note", attrs: { role: "status", hidden: true } });
   private visible = false;
   private built = "";
@@ -36,6 +42,7 @@ export class Compare {
       { class: "compare" },
       el("div", { class: "compare-bar" }, this.pickers, this.mode.node),
       this.note,
+      this.texts,
       this.maps,
     );
     onChange(context.run, () => this.update());
@@ -89,7 +96,7 @@ export class Compare {
     if (!this.visible) return;
     const heads = this.heads();
     this.drawPickers();
-    this.note.hidden = true;
+    this.note.hidden = this.texts.hidden = true;
     if (!heads) {
       this.clear();
       this.mode.node.hidden = true;
@@ -118,14 +125,35 @@ export class Compare {
       { q: this.across(q, "query"), k: this.across(k === null ? [] : [k], "key") },
     ];
     this.tell(q.length > pins[1].q.length || (k !== null && !pins[1].k.length));
+    const changed = this.changes(heads);
     // Two heads share what may be shown. Two maps leave room for the coarser tiles that stand in on each.
     const tiles = SHOWN / 2 - (difference ? 0 : 16);
     this.views.forEach((view, i) => {
       const shown = difference ? [a, b] : [heads[i]];
-      view.show({ heads: shown, scale, tiles, pool, diagonal, q: pins[i].q, k: pins[i].k[0] ?? null });
+      const [rows, k] = [pins[i].q, pins[i].k[0] ?? null];
+      view.show({ heads: shown, scale, tiles, pool, diagonal, q: rows, k, changed: changed?.[i] });
       const title = difference ? `${a.run.short(a.layer, a.head)} − ${b.run.short(b.layer, b.head)}` : label(heads[i]);
       view.node.parentElement!.querySelector("h2")!.textContent = title;
     });
+  }
+
+  // Which words of two texts are not in the other one, and both texts around them.
+  private changes(heads: HeadRef[]): { rows: Set<number>; columns: Set<number> }[] | null {
+    const [a, b] = heads;
+    const { pairing } = this;
+    const read = heads.every(({ run }) => run.tokens.named && run.tokens.texts.some((text) => text !== ""));
+    if (a.run === b.run || !read || !pairing || pairing.none) return null;
+    const changed = heads.map(({ run, layer }, i) => ({
+      rows: pairing.changed(i, run.layer(layer).queries, "q"),
+      columns: pairing.changed(i, run.layer(layer).keys, "k"),
+    }));
+    this.texts.hidden = changed.every(({ rows }) => !rows.size);
+    this.texts.replaceChildren(
+      ...heads.map(({ run }, i) =>
+        el("p", {}, el("b", {}, i ? "second" : "first"), ...around(run.tokens, changed[i].rows)),
+      ),
+    );
+    return changed;
   }
 
   private add(i: number): void {
@@ -283,6 +311,28 @@ function select(
   );
   node.addEventListener("change", () => choose(node.value));
   return node;
+}
+
+// The tokens around those that were changed, which are marked; of the rest an ellipsis.
+function around(tokens: Tokens, changed: Set<number>): (Node | string)[] {
+  const near = (i: number) => Array.from({ length: 2 * AROUND + 1 }, (_, n) => i + n - AROUND);
+  const shown = new Set([...changed].flatMap(near));
+  const parts: (Node | string)[] = [];
+  let gap = false;
+  for (let i = 0, n = 0; i < tokens.length && n < MOST; i++) {
+    if (!shown.has(i) || tokens.kind(i) & SPECIAL) {
+      if (!gap && !(tokens.kind(i) & SPECIAL)) parts.push(" …");
+      gap = gap || !(tokens.kind(i) & SPECIAL);
+      continue;
+    }
+    gap = false;
+    n++;
+    const glued = tokens.kind(i) & GLUED;
+    if (!glued) parts.push(" ");
+    const text = tokens.text(i);
+    parts.push(changed.has(i) ? el("mark", {}, text) : text);
+  }
+  return parts;
 }
 
 function label({ run, layer, head }: HeadRef): string {

@@ -10,7 +10,7 @@ import type { Cells } from "./grid";
 import { Loader } from "./loader";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
-import { bare, type State, Store, same } from "./state";
+import { bare, START, type State, Store, same } from "./state";
 import { store, stored } from "./storage";
 
 // Milliseconds between two words to the server that a run is looked at.
@@ -142,6 +142,15 @@ export class Context {
     } finally {
       if (now === this.opening) this.busy.value = false;
     }
+  }
+
+  // No run is open any more.
+  leave(): void {
+    this.opening++;
+    this.store.replace({ ...START, scale: this.state.scale, lo: this.state.lo });
+    this.other.value = null;
+    this.run.value = null;
+    this.link.value = null;
   }
 
   // All that is told of a run as a whole; returns when its portraits are there.

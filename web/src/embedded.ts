@@ -91,6 +91,12 @@ export class EmbeddedSource implements Source {
   async close(): Promise<void> {
     throw lacks("runs to close");
   }
+  async reopen(): Promise<void> {
+    throw lacks("runs to open again");
+  }
+  async text(): Promise<string> {
+    return this.data.info.text;
+  }
   async look(): Promise<void> {}
   events(): () => void {
     return () => undefined;

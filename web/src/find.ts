@@ -7,7 +7,8 @@ export type Hit = [number, number];
 
 const WORD = /[\p{L}\p{N}\p{M}]/u;
 
-// Neither case, nor how a letter is put together, nor spaces beside signs make a difference: tokenizers change all three.
+// Neither case (unless it is asked for), nor how a letter is put together, nor spaces beside signs make a difference:
+// tokenizers change all three.
 class Folded {
   text = "";
   readonly first: number[] = []; // the token of each code unit, or the first of those that share it
@@ -15,8 +16,11 @@ class Folded {
   private space = false;
   private word = false;
 
+  constructor(private asTyped: boolean) {}
+
   add(text: string, first: number, last = first): void {
-    for (const sign of text.normalize("NFD").toLowerCase()) {
+    const plain = text.normalize("NFD");
+    for (const sign of this.asTyped ? plain : plain.toLowerCase()) {
       if (/\s/.test(sign)) {
         this.space = true;
         continue;
@@ -40,9 +44,13 @@ class Folded {
 
 // The text of a run, ready to be searched.
 export class Searched {
-  private folded = new Folded();
+  private folded: Folded;
 
-  constructor(tokens: Tokens) {
+  constructor(
+    tokens: Tokens,
+    private asTyped = false,
+  ) {
+    this.folded = new Folded(asTyped);
     for (let i = 0; i < tokens.length; ) {
       const kind = tokens.kind(i);
       if (i && (kind & SPECIAL || !(kind & GLUED))) this.folded.add(" ", i);
@@ -53,7 +61,7 @@ export class Searched {
 
   // Every place, in order; places do not overlap.
   find(wanted: string): Hit[] {
-    const sought = new Folded();
+    const sought = new Folded(this.asTyped);
     sought.add(wanted, 0);
     const { text, first, last } = this.folded;
     const hits: Hit[] = [];

@@ -17,6 +17,15 @@ export class FindBar {
   });
   private told = el("span", { class: "found", attrs: { role: "status", id: "found" } });
   private searched: { run: OpenRun; arrived: number; text: Searched } | null = null;
+  private asTyped = el(
+    "button",
+    {
+      class: "icon-button case",
+      title: "capital letters as typed",
+      attrs: { type: "button", "aria-label": "capital letters as typed", "aria-pressed": "false" },
+    },
+    "Aa",
+  );
   private typed = debounced(60, () => this.search());
 
   constructor(
@@ -34,12 +43,18 @@ export class FindBar {
       "div",
       { class: "find-bar", attrs: { role: "search", hidden: true } },
       this.input,
+      this.asTyped,
       tool("up", "previous place (Shift+Enter)", () => this.go(-1)),
       tool("down", "next place (Enter)", () => this.go(1)),
       tool("close", "close (Esc)", () => this.close()),
       this.told,
     );
     this.input.addEventListener("input", () => this.typed());
+    this.asTyped.addEventListener("click", () => {
+      this.asTyped.setAttribute("aria-pressed", String(this.asTyped.getAttribute("aria-pressed") !== "true"));
+      this.searched = null;
+      this.search();
+    });
     this.node.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.close();
       else if (event.key === "Enter" && event.target === this.input) this.go(event.shiftKey ? -1 : 1);
@@ -87,7 +102,11 @@ export class FindBar {
     if (!run) return;
     const arrived = this.context.tokens.value;
     if (this.searched?.run !== run || this.searched.arrived !== arrived)
-      this.searched = { run, arrived, text: new Searched(run.tokens) };
+      this.searched = {
+        run,
+        arrived,
+        text: new Searched(run.tokens, this.asTyped.getAttribute("aria-pressed") === "true"),
+      };
     this.mark(this.searched.text.find(this.input.value));
     this.tell();
     const near = this.hits[step(this.hits, this.context.state.q.slice(0, 1).map(before), 1)];

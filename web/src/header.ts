@@ -1,12 +1,12 @@
 // The bar at the top: which run, a new text, which head, and what can be done with the view.
 
+import { Arrival } from "./beside";
 import { onChange } from "./changes";
+import { Composer, EXAMPLE, type Order } from "./composer";
 import type { Context } from "./context";
 import { el, icon, svg } from "./dom";
-import { isRun, type Limits, type OrderInfo, type RunShort, sentence } from "./source";
+import { isRun, type Limits, type OrderInfo, type RunShort } from "./source";
 import { Unseen } from "./unseen";
-
-export const EXAMPLE = "The kids were scared of the lions, so they left right away.";
 
 export class Header {
   readonly node: HTMLElement;
@@ -19,15 +19,18 @@ export class Header {
   readonly unseen = new Unseen();
   private closed: Set<string> | null = null; // runs that made room for others, as far as that was said
   private composer: Composer;
+  private arrival: Arrival;
+  private editButton: HTMLButtonElement;
   private newButton: HTMLButtonElement;
   private closeButton: HTMLButtonElement;
   private stopEvents: (() => void) | null = null;
 
   constructor(
     private context: Context,
-    actions: { share: () => void; export: () => void; help: () => void },
+    actions: { share: () => void; export: () => void; help: () => void; tour: () => void },
   ) {
-    this.composer = new Composer((text, model, generate) => this.start(text, model, generate));
+    this.composer = new Composer((order) => this.start(order));
+    this.arrival = new Arrival(context, () => this.composer);
     const tool = (name: string, title: string, click: () => void) =>
       el(
         "button",
@@ -39,10 +42,16 @@ export class Header {
       {
         class: "button primary",
         attrs: { type: "button", "aria-expanded": "false" },
-        on: { click: () => this.toggleComposer() },
+        on: {
+          click: () => {
+            this.composer.anew();
+            this.toggleComposer();
+          },
+        },
       },
       "New text",
     );
+    this.editButton = tool("edit", "change the text of this run, and run it again", () => void this.edit());
     this.closeButton = tool("close", "close this run", () => void this.closeRun());
     this.node = el(
       "header",
@@ -56,7 +65,7 @@ export class Header {
         mark(),
         el("span", {}, "Sightline"),
       ),
-      el("span", { class: "run-pick" }, this.runSelect, this.closeButton),
+      el("span", { class: "run-pick" }, this.runSelect, this.editButton, this.closeButton),
       this.newButton,
       el("span", { class: "spring" }),
       el("span", { class: "pick" }, this.unseen.node, this.layerSelect, this.headSelect),
@@ -66,6 +75,11 @@ export class Header {
         tool("share", "copy the address of this view", actions.share),
         tool("export", "export (E)", actions.export),
         tool("theme", "light or dark", () => context.switchTheme()),
+        el(
+          "button",
+          { class: "button quiet tour-button", attrs: { type: "button" }, on: { click: actions.tour } },
+          "Tour",
+        ),
         tool("help", "help and keys (?)", actions.help),
       ),
     );
@@ -89,10 +103,14 @@ export class Header {
     return this.composer.node;
   }
 
+  get hint(): HTMLElement {
+    return this.arrival.hint;
+  }
+
   async load(): Promise<void> {
     this.limits = await this.context.source.limits();
     this.composer.setModels(this.limits.models);
-    this.newButton.hidden = !this.limits.models.length;
+    this.newButton.hidden = this.editButton.hidden = !this.limits.models.length;
     await this.refresh();
   }
 
@@ -112,6 +130,7 @@ export class Header {
   invite(): void {
     this.composer.node.hidden = false;
     this.composer.node.classList.add("alone");
+    this.composer.anew();
     this.composer.fill(EXAMPLE);
   }
 
@@ -135,6 +154,7 @@ export class Header {
       ),
     );
     this.runSelect.hidden = this.closeButton.hidden = !this.runs.length;
+    this.editButton.hidden = !open || !this.limits?.models.length || !open.tokens.length;
     if (!open) return;
     this.layerSelect.replaceChildren(
       ...open.info.layers.map((layer) =>
@@ -155,10 +175,23 @@ export class Header {
     );
   }
 
-  private async start(text: string, model: string, generate: number): Promise<void> {
-    const { id } = await this.context.source.order(text, model, generate);
+  private async start(order: Order): Promise<void> {
+    const { id } = await this.context.source.order(order.text, order.model, order.generate);
+    this.arrival.expect(id, order);
     this.toggleComposer(false);
     this.follow(id);
+  }
+
+  // The text of the open run in the text box.
+  private async edit(): Promise<void> {
+    const open = this.context.run.value;
+    if (!open) return;
+    try {
+      this.composer.edit(open.id, await this.context.source.text(open.id), open.info.model);
+      this.toggleComposer(true);
+    } catch (error) {
+      this.context.failed(error, () => void this.edit());
+    }
   }
 
   // How an order goes, until it is there.
@@ -172,7 +205,9 @@ export class Header {
         this.stopEvents = null;
         this.progress.hidden = true;
         this.settle();
-        void this.refresh().then(() => this.context.grow(id));
+        void this.refresh()
+          .then(() => this.context.grow(id))
+          .then(() => this.arrival.here(id));
       } else if (order.state === "failed" || order.state === "cancelled") {
         this.stopEvents = null;
         if (this.context.run.value?.id === id) void this.leave();
@@ -188,7 +223,13 @@ export class Header {
   private async leave(): Promise<void> {
     await this.refresh();
     if (this.runs.length) await this.context.open(this.runs[0].id, true);
-    else location.assign("/");
+    else this.empty();
+  }
+
+  // Nothing is open any more.
+  private empty(): void {
+    this.context.leave();
+    this.invite();
   }
 
   // The map of a text that is being generated, as far as it is written; or the layers that are done.
@@ -257,17 +298,37 @@ export class Header {
 
   // What made room is not lost without a word: it is said until it is dismissed.
   private tellClosed(runs: RunShort[]): void {
+    this.offerUndo(`Closed to make room, as the server keeps ${this.limits?.runs} runs: `, runs);
+  }
+
+  private offerUndo(why: string, runs: { id: string; model: string | null; title: string; origin: string }[]): void {
     const dismiss = () => {
       this.progress.hidden = true;
     };
     const names = runs.map((run) => `${run.model ?? "run"}: ${run.title.slice(0, 50) || run.origin}`);
+    const button = (name: string, click: () => void) =>
+      el("button", { class: "button quiet", attrs: { type: "button" }, on: { click } }, name);
     this.progress.hidden = false;
     this.progress.classList.remove("problem");
     this.progress.replaceChildren(
-      el("span", {}, `Closed to make room, as the server keeps ${this.limits?.runs} runs: `),
+      el("span", {}, why),
       el("span", { class: "title whole" }, el("bdi", {}, names.join("; "))),
-      el("button", { class: "button quiet", attrs: { type: "button" }, on: { click: dismiss } }, "Dismiss"),
+      runs.length === 1 ? button("Undo", () => void this.reopen(runs[0].id)) : "",
+      button("Dismiss", dismiss),
     );
+  }
+
+  // What was closed is open again.
+  private async reopen(id: string): Promise<void> {
+    this.progress.hidden = true;
+    try {
+      await this.context.source.reopen(id);
+      await this.refresh();
+      this.settle();
+      await this.context.open(id, true);
+    } catch (error) {
+      this.context.failed(error, () => void this.reopen(id));
+    }
   }
 
   private followSwitch(): HTMLElement {
@@ -286,7 +347,8 @@ export class Header {
       await this.context.source.close(open.id);
       await this.refresh();
       if (this.runs.length) await this.context.open(this.runs[0].id, true);
-      else location.assign("/");
+      else this.empty();
+      this.offerUndo("Closed: ", [open.info]);
     } catch (error) {
       this.context.failed(error, () => void this.closeRun());
     }
@@ -309,88 +371,4 @@ function mark(): SVGSVGElement {
     svg("rect", { width: 32, height: 32, rx: 7, fill: "#1b1035" }),
     ...cells.map(([x, y, fill]) => svg("rect", { x, y, width: 5, height: 5, rx: 1, fill })),
   );
-}
-
-// A text and a model to run on it.
-class Composer {
-  readonly node: HTMLElement;
-  private text = el("textarea", {
-    attrs: {
-      rows: 4,
-      placeholder: "Type or paste a text",
-      "aria-label": "text to run",
-      spellcheck: "false",
-      autocomplete: "off",
-    },
-  });
-  private model = el("select", { attrs: { "aria-label": "model" } });
-  private generate = el("input", {
-    attrs: { type: "number", min: 0, max: 512, value: 0, "aria-label": "tokens to generate" },
-  });
-  private problem = el("p", { class: "problem", attrs: { role: "alert", hidden: true } });
-  private generateLabel = el("label", { class: "generate" }, "then generate ", this.generate, " tokens");
-
-  constructor(private run: (text: string, model: string, generate: number) => Promise<void>) {
-    const form = el(
-      "form",
-      {},
-      el("h2", {}, "Look at a text"),
-      this.text,
-      el(
-        "div",
-        { class: "composer-row" },
-        this.model,
-        this.generateLabel,
-        el("span", { class: "spring" }),
-        el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run"),
-      ),
-      this.problem,
-    );
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      void this.submit();
-    });
-    this.text.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.submit();
-      event.stopPropagation();
-    });
-    this.model.addEventListener("change", () => this.fit());
-    this.node = el("section", { class: "composer", attrs: { hidden: true, "aria-label": "new text" } }, form);
-  }
-
-  setModels(models: Limits["models"]): void {
-    this.model.replaceChildren(
-      ...models.map((m) => el("option", { attrs: { value: m.name, "data-causal": m.causal ? "1" : null } }, m.title)),
-    );
-    if (!models.length) {
-      this.problem.hidden = false;
-      this.problem.textContent = "This server has no models: start it with --model, or open a saved folder.";
-    }
-    this.fit();
-  }
-
-  fill(text: string): void {
-    if (!this.text.value) this.text.value = text;
-  }
-
-  focus(): void {
-    this.text.focus();
-  }
-
-  private fit(): void {
-    const causal = this.model.selectedOptions[0]?.dataset.causal === "1";
-    this.generateLabel.hidden = !causal;
-    if (!causal) this.generate.value = "0";
-  }
-
-  private async submit(): Promise<void> {
-    this.problem.hidden = true;
-    try {
-      if (!this.text.value.trim()) throw new Error("Type a text first.");
-      await this.run(this.text.value, this.model.value, Number(this.generate.value) || 0);
-    } catch (error) {
-      this.problem.hidden = false;
-      this.problem.textContent = sentence(error);
-    }
-  }
 }

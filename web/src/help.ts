@@ -28,7 +28,12 @@ export class Help {
   readonly node: HTMLDialogElement;
   private single = el("input", { attrs: { type: "checkbox", id: "single-keys" } });
 
-  constructor() {
+  constructor(tour: () => void) {
+    const walk = el("button", { class: "button", attrs: { type: "button" } }, "Take the tour");
+    walk.addEventListener("click", () => {
+      this.node.close();
+      tour();
+    });
     this.single.checked = stored("keys") !== "off";
     this.single.addEventListener("change", () => store("keys", this.single.checked ? "on" : "off"));
     const rows = KEYS.map(([key, what]) =>
@@ -41,6 +46,7 @@ export class Help {
         {},
         "Hover previews, click pins, Esc releases. Shift-click adds a query; Alt-click on a token pins it as key. Shift-drag on the map zooms into a rectangle.",
       ),
+      el("p", {}, walk),
       el("table", { class: "keys" }, el("tbody", {}, ...rows)),
       el("p", {}, el("label", { attrs: { for: "single-keys" } }, this.single, " single-key shortcuts")),
       el(

@@ -23,6 +23,7 @@ import { bare, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
 import type { Tokens } from "./tokens";
+import { Tour } from "./tour";
 import { Wall } from "./wall";
 import { WrittenView } from "./written";
 
@@ -42,11 +43,13 @@ class App {
   private aside = new AsideSwitch(this.context);
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
-  private help = new Help();
+  private help = new Help(() => this.tour.start());
+  private tour = new Tour((panel) => this.choosePanel(panel));
   private header = new Header(this.context, {
     share: () => this.share(),
     export: () => this.exports.open(),
     help: () => this.help.open(),
+    tour: () => this.tour.start(),
   });
   private heads = new Heads(this.context);
   readonly rail = new Rail(this.context, this.heads.node);
@@ -100,7 +103,7 @@ class App {
       "Heads",
     );
     handle.addEventListener("click", () => this.openRail(!this.root.classList.contains("rail-open")));
-    this.heads.node.addEventListener("chosen", () => this.openRail(false));
+    this.heads.node.addEventListener("chosen", () => this.headChosen());
     const all = el(
       "main",
       { class: "main" },
@@ -116,6 +119,7 @@ class App {
       this.header.node,
       this.header.progress,
       this.header.composerNode,
+      this.header.hint,
       all,
       this.panels,
       this.notice.node,
@@ -123,6 +127,7 @@ class App {
       this.header.unseen.dialog,
       this.help.node,
       this.exports.node,
+      this.tour.node,
     );
     host.replaceChildren(this.root);
     if (!this.context.source.live) this.frozen();
@@ -285,6 +290,14 @@ class App {
     this.showPanel(panel);
     if (panel === "centre" && view !== "map") this.context.store.replace({ view: "map" });
     if (panel === "more" && view === "map") this.context.store.replace({ view: "links" });
+  }
+
+  // On a phone a tap on a head opens its map.
+  private headChosen(): void {
+    this.openRail(false);
+    if (!matchMedia("(max-width: 899px)").matches) return;
+    if (this.context.state.view === "compare") this.showPanel("more");
+    else this.choosePanel("centre");
   }
 
   private openRail(open: boolean): void {

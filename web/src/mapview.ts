@@ -29,6 +29,7 @@ export interface MapLook {
   diagonal: boolean;
   q: number[];
   k: number | null;
+  changed?: { rows: Set<number>; columns: Set<number> }; // what the text beside this one does not have
   tiles: number; // how many of each head may be in view: all maps on the screen share what is kept
 }
 
@@ -190,6 +191,7 @@ export class MapView {
       columns: new Set(look.k === null ? [] : [look.k]),
       hoverRow: hovered?.q0 ?? null,
       hoverColumn: hovered?.k0 ?? null,
+      changed: look.changed,
     };
     drawRows(this.rowBox, grid, head.run.tokens, marks);
     drawColumns(this.columnBox, grid, head.run.keyTokens(head.layer), marks);

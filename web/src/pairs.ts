@@ -2,7 +2,7 @@
 
 import type { HeadRef } from "./painter";
 import type { Place } from "./state";
-import { SPECIAL, type Tokens } from "./tokens";
+import { GLUED, SPECIAL, type Tokens } from "./tokens";
 
 // As much of a grid as matters here.
 export interface Extent {
@@ -34,6 +34,11 @@ export class Pairing {
   key(from: number, k: number): number | null {
     return this.ways[from].k(k);
   }
+
+  // Which tokens of one are not in the other: those that were changed.
+  changed(from: number, length: number, axis: "q" | "k"): Set<number> {
+    return new Set(Array.from({ length }, (_, i) => i).filter((i) => this.ways[from][axis](i) === null));
+  }
 }
 
 // By the letters of the text. Without a text there are positions alone, which mean the same where there are as many.
@@ -45,7 +50,8 @@ function way(from: Tokens, to: Tokens, length: number, other: number): Way {
 }
 
 // For every token the one of another text that holds its middle letter; null where its letters are not in both. What both
-// begin and end with is in both: a word that was changed, or a text that was written on, leaves the rest where it was.
+// begin and end with is in both, and of what lies between the words that both have in the same order: a word that was
+// changed, or a text that was written on, leaves the rest where it was.
 export function aligned(from: Tokens, to: Tokens): (number | null)[] {
   const [a, b] = [letters(from), letters(to)];
   const shorter = Math.min(a.text.length, b.text.length);
@@ -56,6 +62,9 @@ export function aligned(from: Tokens, to: Tokens): (number | null)[] {
   const moved = b.text.length - a.text.length;
   const inHead = ([, stop]: Span, size: number) => stop <= head && size > 0;
   const inTail = ([start]: Span, size: number) => start >= size - tail && size > 0;
+  const pairs = sameWords(between(a, head, tail), between(b, head, tail));
+  const inWord = ([start, stop]: Span, side: 0 | 1) =>
+    pairs.find((pair) => start < stop && pair[side][0] <= start && stop <= pair[side][1]);
   const holds = new Map<number, number>(); // which token of the other holds a letter
   const silent = new Map<number, number[]>(); // and which stand before it without any, as special ones do
   b.spans.forEach((span, i) => {
@@ -65,12 +74,15 @@ export function aligned(from: Tokens, to: Tokens): (number | null)[] {
   });
   const met = new Map<number, number>();
   return a.spans.map((span) => {
-    const shift = inHead(span, a.text.length) ? 0 : inTail(span, a.text.length) ? moved : null;
+    const word = inWord(span, 0);
+    const inner = word ? word[1][0] - word[0][0] : null;
+    const shift = inHead(span, a.text.length) ? 0 : inTail(span, a.text.length) ? moved : inner;
     if (shift === null) return null;
     const [start, stop] = [span[0] + shift, span[1] + shift];
     const whole = (i: number | undefined) => {
       if (i === undefined) return null;
-      return inHead(b.spans[i], b.text.length) || inTail(b.spans[i], b.text.length) ? i : null;
+      const span = b.spans[i];
+      return inHead(span, b.text.length) || inTail(span, b.text.length) || inWord(span, 1) ? i : null;
     };
     if (start < stop) return whole(holds.get((start + stop - 1) >> 1));
     const before = silent.get(start);
@@ -82,19 +94,69 @@ export function aligned(from: Tokens, to: Tokens): (number | null)[] {
 
 type Span = [number, number];
 
+// Two texts of more words than this between what they begin and end with are aligned by that alone.
+const MOST_WORDS = 1000;
+
+interface Word {
+  span: Span;
+  text: string;
+}
+
+// The words that are not wholly in what two texts begin and end with.
+function between({ text, words }: Letters, head: number, tail: number): Word[] {
+  return words
+    .filter(([start, stop]) => stop > head && start < text.length - tail)
+    .map((span) => ({ span, text: text.slice(...span) }));
+}
+
+// The longest list of words that both have in the same order.
+export function sameWords(a: Word[], b: Word[]): [Span, Span][] {
+  if (a.length > MOST_WORDS || b.length > MOST_WORDS) return [];
+  const longest = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
+  for (let i = a.length - 1; i >= 0; i--)
+    for (let j = b.length - 1; j >= 0; j--)
+      longest[i][j] =
+        a[i].text === b[j].text ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
+  const found: [Span, Span][] = [];
+  for (let i = 0, j = 0; i < a.length && j < b.length; ) {
+    if (a[i].text === b[j].text) found.push([a[i++].span, b[j++].span]);
+    else if (longest[i + 1][j] >= longest[i][j + 1]) i++;
+    else j++;
+  }
+  return found;
+}
+
+interface Letters {
+  text: string;
+  spans: Span[]; // of each token
+  words: Span[]; // of each word or sign
+}
+
 // The letters of a text, without spaces, accents and a difference of case; and those of each token.
-function letters(tokens: Tokens): { text: string; spans: Span[] } {
+function letters(tokens: Tokens): Letters {
   let text = "";
+  const words: Span[] = [];
   const spans = tokens.texts.map((token, i): Span => {
     const start = text.length;
-    if (!(tokens.kind(i) & SPECIAL))
-      text += token
-        .normalize("NFD")
-        .replace(/[\s\p{M}]/gu, "")
-        .toLowerCase();
+    if (tokens.kind(i) & SPECIAL) return [start, start];
+    const plain = token.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+    let glued = (tokens.kind(i) & GLUED) > 0;
+    for (const [part] of plain.matchAll(/[\p{L}\p{N}]+|\s+|[^\s\p{L}\p{N}]+/gu)) {
+      const sign = !/[\p{L}\p{N}]/u.test(part);
+      if (/\s/.test(part)) {
+        glued = false;
+        continue;
+      }
+      const before = words.at(-1);
+      const goes = glued && !sign && before && /[\p{L}\p{N}]$/u.test(text);
+      if (goes) before[1] += part.length;
+      else words.push([text.length, text.length + part.length]);
+      text += part;
+      glued = true;
+    }
     return [start, text.length];
   });
-  return { text, spans };
+  return { text, spans, words };
 }
 
 // The place that shows the same part, though their lengths may differ.

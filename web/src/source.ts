@@ -73,6 +73,8 @@ export interface Source {
   run(id: string): Promise<RunInfo | OrderInfo>; // an order, until there is a run
   order(text: string, model: string, generate: number): Promise<Shapes["Ordered"]>;
   close(id: string): Promise<void>;
+  reopen(id: string): Promise<void>; // one that was closed a moment ago
+  text(id: string): Promise<string>; // all of it
   look(id: string, by: string): Promise<void>; // who looks at a run: it makes room for no other
   events(id: string, told: (order: OrderInfo) => void): () => void;
   tokens(run: string, rev: number, from: number, to: number, memory: boolean): Promise<TokenPage>;
@@ -138,6 +140,12 @@ export class HttpSource implements Source {
   }
   async close(id: string): Promise<void> {
     await this.ask(`/api/runs/${id}`, { method: "DELETE" });
+  }
+  async reopen(id: string): Promise<void> {
+    await this.ask(`/api/runs/${id}/reopen`, { method: "POST" });
+  }
+  async text(id: string): Promise<string> {
+    return (await this.json<Shapes["Text"]>(`/api/runs/${id}/text`)).text;
   }
   async look(id: string, by: string): Promise<void> {
     await this.ask(`/api/runs/${id}/look?by=${by}`, { method: "POST" });

@@ -63,6 +63,23 @@ export class StepsView {
     }
   }
 
+  // A narrow screen shows of each key its weight, and the rest below it when asked for.
+  private unfold(): HTMLElement {
+    const name = "the numbers of this key";
+    const button = el(
+      "button",
+      { class: "unfold", title: name, attrs: { type: "button", "aria-label": name, "aria-expanded": "false" } },
+      "+",
+    );
+    button.addEventListener("click", (event) => {
+      const open = button.closest("tr")!.classList.toggle("open");
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? "−" : "+";
+      event.stopPropagation();
+    });
+    return button;
+  }
+
   private empty(text: string, action: [string, () => void] | null = null): void {
     this.node.replaceChildren(
       el(
@@ -109,8 +126,12 @@ export class StepsView {
       const row = el(
         "tr",
         { attrs: { "data-k": line.key }, class: line.hidden ? "hidden-key" : line.key === k ? "pinned" : "" },
-        el("th", { attrs: { scope: "row" } }, name),
-        ...columns.map((column) => cell(column, line[column.name], most)),
+        el("th", { attrs: { scope: "row" } }, name, this.unfold()),
+        ...columns.map((column) => {
+          const made = cell(column, line[column.name], most);
+          made.dataset.label = `${column.heading} ${pretty(column.symbol)}`;
+          return made;
+        }),
       );
       if (line.key !== null) {
         const key = line.key;

@@ -146,7 +146,16 @@ export class TextBody {
       if (kind & NEW_LINE) parts.push(el("br"));
       else if (i && !(kind & GLUED)) parts.push(" ");
       const name = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
-      const shown = kind & SPECIAL ? text : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t");
+      // A space before a word is not of its frame, which would else begin at the end of the line above.
+      const spaced = /^ \S/.test(text) && !(kind & SPECIAL);
+      if (spaced) parts.push(" ");
+      const shown =
+        kind & SPECIAL
+          ? text
+          : text
+              .slice(spaced ? 1 : 0)
+              .replace(/\n/g, "⏎\n")
+              .replace(/\t/g, "⇥\t");
       parts.push(el("span", { class: name, attrs: { "data-t": i } }, shown || run.tokens.label(i)));
     }
     block.replaceChildren(...parts);

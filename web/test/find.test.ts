@@ -3,7 +3,7 @@ import { Searched, step } from "../src/find";
 import { BYTES, GLUED, SPECIAL, Tokens } from "../src/tokens";
 
 // Tokens as the server tells them: text and kind.
-async function searched(list: [string, number][]): Promise<Searched> {
+async function searched(list: [string, number][], asTyped = false): Promise<Searched> {
   const tokens = new Tokens(list.length, async (from, to) => ({
     from,
     to,
@@ -11,7 +11,7 @@ async function searched(list: [string, number][]): Promise<Searched> {
     kinds: list.map(([, kind]) => kind),
   }));
   await tokens.load(() => undefined);
-  return new Searched(tokens);
+  return new Searched(tokens, asTyped);
 }
 
 const own = (...texts: string[]) => searched(texts.map((text) => [text, GLUED]));
@@ -26,6 +26,12 @@ describe("find", () => {
     expect(text.find("un.")).toEqual([[7, 8]]);
     expect(text.find("kidssaw")).toEqual([]);
     expect(text.find("  ")).toEqual([]);
+  });
+
+  test("with capital letters as they are typed, if that is asked for", async () => {
+    const words: [string, number][] = [["The", GLUED], [" the", GLUED], [" THE", GLUED]]; // biome-ignore format: pairs
+    const text = await searched(words, true);
+    expect([text.find("the"), text.find("The the")]).toEqual([[[1, 1]], [[0, 1]]]);
   });
 
   test("spaces beside signs make no difference, as some tokenizers drop them", async () => {

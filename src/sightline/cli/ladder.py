@@ -20,6 +20,9 @@ def ladder(
         Path, typer.Option(help="Folder for the table, the curves and the checkpoint.", file_okay=True)
     ] = Path("sightline-ladder"),
     seed: Annotated[int, typer.Option(help="Of the first weights and of the batches.", min=0)] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Ladders, each with a seed of its own; says how much seeds differ.", min=1)
+    ] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps of each rung.", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto is the GPU if there is one.")] = "auto",
     threads: Annotated[int, typer.Option(help="Of the CPU. Other numbers give other last digits.", min=1, max=256)] = 1,
@@ -45,7 +48,8 @@ def ladder(
     sizes: dict[str, Any] = dict(lesson.QUICK) if quick else {}
     if steps is not None:
         sizes["steps"] = steps
-    settings = lesson.Settings(**sizes, seed=seed, threads=threads, device=lesson.find_device(device))
+    device = lesson.find_device(device)
+    settings = lesson.Settings(**sizes, seed=seed, threads=threads, device=device)
     words = lesson.python_text() if text is None else lesson.read_text(text)
     if quick:
         words = words[: lesson.QUICK_CHARACTERS]
@@ -64,7 +68,17 @@ def ladder(
     )
     rungs = _climb(console, read, settings, out)
     made = report.write(out, rungs, read, settings)
+    ladders = [rungs]
+    for other in range(seed + 1, seed + seeds):
+        console.print(f"Seed {other}:", highlight=False)
+        place = out / f"seed-{other}"
+        checkpoint.prepare(place, fresh)
+        again = lesson.Settings(**sizes, seed=other, threads=threads, device=device)
+        ladders.append(_climb(console, read, again, place))
+        made += report.write(place, ladders[-1], read, again)
     _show(console, rungs)
+    if seeds > 1:
+        console.print("\n".join(report.verdicts(ladders)), highlight=False, markup=False)
     console.print(f"Written: {', '.join(str(path) for path in made)}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -119,7 +119,8 @@ class Answers(Facts):
         return extra if extra.sizes is not None else extra._replace(norms_of=None)
 
     def _learn(self, name: str, tensor: Tensor) -> None:
-        self._extra = self._extra._replace(**{name: tensor})
+        new: dict[str, Any] = {name: tensor}
+        self._extra = self._extra._replace(**new)
         self._extra_unchanged.also(name, tensor)
 
     def _resolved(self, picture: Picture) -> Picture:

@@ -198,7 +198,7 @@ class KeptSight(Sight):
             return None
         result = part.result()
         if isinstance(request, Picture):
-            return pictures.finish(call, request, result, *axes)
+            return pictures.finish(call, request, result, *axes)  # type: ignore[arg-type]
         return result[str(request)] if isinstance(result, dict) else result
 
     def _picture(self, picture: Picture) -> Tensor | None:

@@ -12,7 +12,7 @@ are, and never held.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,17 +55,17 @@ class Extra(NamedTuple):
     def select(self, groups: int, member: tuple[int, ...] | None, heads: Sequence[int] | None) -> Extra:
         """The same of one member of the batch, and of some heads, each with a key head of its own."""
         key_heads = None if heads is None else [head // groups for head in heads]
-        axes = {"v": (key_heads, 2), "grad": (heads, 2), "along": (heads, 1), "sizes": (heads, 1)}
-        return self._replace(
-            **{
-                name: one_member(some_heads(x, axes[name][0], axes[name][1]), member, axes[name][1] + 1)
-                for name, x in self.tensors().items()
-            }
-        )
+        axes: dict[str, Any] = {"v": (key_heads, 2), "grad": (heads, 2), "along": (heads, 1), "sizes": (heads, 1)}
+        parts: dict[str, Any] = {
+            name: one_member(some_heads(x, *axes[name]), member, axes[name][1] + 1)
+            for name, x in self.tensors().items()
+        }
+        return self._replace(**parts)
 
     def to(self, device: torch.device) -> Extra:
         """The same on another device."""
-        return self._replace(**{name: x.to(device) for name, x in self.tensors().items()})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in self.tensors().items()}
+        return self._replace(**moved)
 
 
 def check_of(of: object) -> str:

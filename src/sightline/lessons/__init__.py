@@ -32,6 +32,8 @@ LESSONS = (
     "heads",
     "aspects",
     "positions",
+    "images",
+    "stations",
     "fixed-or-dynamic",
     "kids-and-lions",
     "homonyms",

@@ -129,8 +129,8 @@ def lesson(page: Page) -> None:
     page.heading("What this shows, and what not")
     page.text(
         """The head of minilm that takes a verb's subject, layer 3 head 1, is the one that seemed to know who `they`
-        were in the lesson `kids-and-lions`. There the first noun is the subject, and it goes there whoever left: from `they`
-        it finds the subject of the sentence, not the one who is meant.""",
+        were in the lesson `kids-and-lions`. There the first noun is the subject, and it goes there whoever left: from
+        `they` it finds the subject of the sentence, not the one who is meant.""",
         """A head that prefers one kind of word may do so for another reason: words of a kind are alike in much else,
         such as how frequent they are. And nearly every head does several things at once. The names that we give to
         heads are ours; the counts say how far such a name carries.""",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from sightline import plots
 from sightline.backends import attention, reference
@@ -54,6 +55,27 @@ def order(page: Page) -> None:
         caption="The largest change of a number when the sentence is turned round. (Embeddings are random.)",
     )
     page.keep("changes", (with_order[turn] - with_order_backwards).abs().amax(-1).flip(0))
+    middle = len(words) // 2
+    p = position(torch.zeros_like(x))
+    parts = {
+        "its word, the other's word": (x[middle] @ x.T, x[middle] @ x[turn].T),
+        "its word, the other's place": (x[middle] @ p.T, x[middle] @ p.T),
+        "its place, the other's word": (p[middle] @ x.T, p[middle] @ x[turn].T),
+        "its place, the other's place": (p[middle] @ p.T, p[middle] @ p.T),
+    }
+    changes = {name: float((one - other[turn]).abs().max()) / WIDTH**0.5 for name, (one, other) in parts.items()}
+    page.keep("parts", changes)
+    page.text(
+        f"""Why does `{words[middle]}`, the word in the middle, move least? Turned round, it keeps its place: every
+        other word is as far from it as before, on the other side. Its score with another word is a sum of four products, and
+        three of them stay: the words are the same, its own place is the same, and the product of two places depends on
+        how far apart they are, not on which side. Only what its word has to say to a place changes:"""
+    )
+    page.table(
+        ["product", "largest change"],
+        [[name, change] for name, change in changes.items()],
+        caption=f"The four parts of the scores of `{words[middle]}`, in the sentence and turned round.",
+    )
 
 
 def waves(page: Page) -> None:
@@ -150,6 +172,21 @@ def globe(page: Page) -> None:
         digits=3,
         caption=f"Weights of the point at latitude {PLACE[0]:g}, longitude {PLACE[1]:g}, among {len(places):,} points.",
     )
+    west, east = 1000 * at(50, 165), 1000 * at(50, -175)
+    whole = {width: _beside(places, here, width) for width in (WIDTH, 6 * -(-WIDTH // 6))}
+    page.keep("beside", whole)
+    page.text(
+        f"""10 degrees west and 10 degrees east are equally far, and yet {west:.3f} and {east:.3f}. The date line is not
+        the reason: it is the number of channels. A wave takes six of them, the sine and the cosine of x, y and z; in
+        {WIDTH} channels the fastest wave has lost the cosines of y and z. A sine alone does not ask how far apart two
+        places are, but on which side of the axis they lie, and {PLACE[1]:g} degrees lies just beside it. With channels
+        for whole waves the two are as good as equal:"""
+    )
+    page.table(
+        ["channels", "10 degrees west", "10 degrees east", "they differ by"],
+        [[width, a, b, f"{abs(a - b) / max(a, b):.1%}"] for width, (a, b) in whole.items()],
+        caption="Weights in thousandths. What is left is the difference between x, y, z and the great circle.",
+    )
     edge = torch.tensor([[0.0, -180.0], [0.0, 180.0], [90.0, 0.0], [90.0, 120.0]], dtype=torch.float64)
     ends = LatLon(WIDTH)(torch.zeros(4, WIDTH, dtype=torch.float64), at=edge)
     page.agree("Longitude -180 and 180", ends[0], ends[1])
@@ -163,3 +200,13 @@ def globe(page: Page) -> None:
         lambda: plots.on_map(weights, places, query=PLACE, title="The same on a plain map"),
         "The same weights on plain longitudes and latitudes: what looks like two places is one.",
     )
+
+
+def _beside(places: Tensor, here: int, width: int) -> tuple[float, float]:
+    """The weights, in thousandths, of the places 10 degrees to the west and to the east of one."""
+    table = LatLon(width, finest=30.0)(torch.zeros(len(places), width, dtype=torch.float64), at=places)
+    weights = 1000 * reference.weights(table[here : here + 1], table, scale=0.5)[0]
+    latitude, longitude = places[here].tolist()
+    sides = [(latitude, (longitude + step + 180) % 360 - 180) for step in (-10, 10)]
+    west, east = (float(weights[int((places - torch.tensor(side)).abs().sum(-1).argmin())]) for side in sides)
+    return west, east

@@ -33,6 +33,11 @@ class Ranks:
         self.members = [0] if alone else dist.get_process_group_ranks(self.group)
         self._staged = alone or "gloo" in dist.get_backend(self.group)
 
+    @property
+    def device(self) -> torch.device:
+        """Where small messages lie: gloo sends those of the CPU, other backends those of their device."""
+        return torch.device("cpu" if self._staged else torch.accelerator.current_accelerator() or "cpu")
+
     def source(self, step: int) -> int:
         """Whose tensors are here after so many steps around the ring."""
         return (self.rank - step) % self.size
@@ -81,15 +86,17 @@ class Ranks:
             self._exchange(f"{step}, the result", [_Message(tensor, self.rank - 1, None)])
         return tensor
 
-    def send(self, step: str, tensor: Tensor, to: int) -> None:
-        """Give a tensor to one rank, which must `receive` it."""
-        if tensor.numel():
-            self._exchange(step, [_Message(tensor, to, None)])
-
-    def receive(self, step: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device, at: int) -> Tensor:
-        """What one rank sends here."""
-        like = torch.empty(tuple(shape), dtype=dtype, device=device)
-        return self._exchange(step, [_Message(None, at, like)])[0] if like.numel() else like
+    def shared(self, step: str, content: bytes) -> list[bytes]:
+        """What every rank gives, in the order of the ranks."""
+        lengths = [said["bytes"] for said in self.agree(f"{step}, how much", {"bytes": len(content)}, self.device)]
+        found = {self.rank: content}
+        # A tensor over bytes that may be written to.
+        mine = torch.frombuffer(bytearray(content or b"0"), dtype=torch.uint8)[: len(content)].to(self.device)
+        for turn in range(1, self.size):
+            source = self.source(turn)
+            (mine,) = self.rotate(f"{step}, step {turn} of {self.size - 1}", [mine], [(lengths[source],)])
+            found[source] = mine.cpu().numpy().tobytes()
+        return [found[rank] for rank in range(self.size)]
 
     def _exchange(self, step: str, messages: list[_Message]) -> list[Tensor]:
         """Send and receive all messages at once; what was received, in their order."""

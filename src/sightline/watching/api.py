@@ -15,6 +15,7 @@ from sightline.watching.choose import HeadChoice, Heads, LayerChoice, Layers
 from sightline.watching.intercept.caller import names_of
 from sightline.watching.record import loading
 from sightline.watching.record.account import read_stats
+from sightline.watching.record.runs import most_runs
 from sightline.watching.seen import Seen
 from sightline.watching.tokens import Reader
 from sightline.watching.watcher import Watcher
@@ -30,6 +31,7 @@ def watch(
     tokenizer: Any = None,
     folder: str | PathLike | None = None,
     compact: bool = False,
+    runs: int | str = "last",
     fused: bool | None = None,
     influence: bool = False,
     keep_output: bool = False,
@@ -41,7 +43,7 @@ def watch(
     between two products. The model is not changed, and runs on its
     own kernels, in training and with checkpointing too: outputs, gradients and random numbers are the same. One block
     is for one run: a forward pass, or a generation, whose prompt and steps are joined into one sight that grows row by
-    row.
+    row; or for several, with `runs`.
 
     Args:
         model: any module; layers are called by their path in it.
@@ -61,6 +63,8 @@ def watch(
         compact: run the watched layers of a transformers model on Sightline's attention where its own would write out
             queries x keys: SDPA under a mask that is more than causal (padding, a window), and eager attention. Memory
             is then linear in the context; outputs are equal up to rounding, and dropout draws other numbers.
+        runs: how many runs of the block are kept, the last ones: `"last"` is one, and a second run then warns; a
+            number, or `"all"`. `seen.runs` holds them, for the steps of a diffusion, or one batch after another.
         fused: the former name of `compact`.
         influence: have the heads' outputs in the graph, so that `seen.backward(y)`, or the model's own backward pass,
             tells what mattered for y. The model runs with gradients, frozen or not. With `keep_qk` v and g are kept
@@ -110,6 +114,7 @@ def watch(
         compact,
         influence,
         keep_output,
+        most_runs(runs),
     )
 
 

@@ -13,6 +13,7 @@ from sightline.errors import InputError, InputTypeError, SightlineError
 from sightline.watching.read.by_head import by_head, mean_output, output
 from sightline.watching.read.html import seen_html
 from sightline.watching.read.portraits import portraits
+from sightline.watching.read.ranks import gather
 from sightline.watching.read.rollout import rollout
 from sightline.watching.read.spans import LayerSpans, spans
 from sightline.watching.record.folder import save
@@ -77,6 +78,7 @@ class Seen:
         self._unseen: dict[str, str] = {}
         self._empty: str | None = None
         self._folder: Path | None = None  # where its layers are read from
+        self._runs: list[Seen] = []  # those before this one
 
     @property
     def layers(self) -> list[str]:
@@ -100,6 +102,23 @@ class Seen:
         {'0': 'its attention is written by hand: a softmax between two matrix products'}
         """
         return dict(self._unseen)
+
+    @property
+    def runs(self) -> list[Seen]:
+        """The runs of the block that were asked for by `sl.watch(…, runs=…)`, this one last.
+
+        A run is a forward pass, or a generation; each is a `Seen` of its own.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> with watch(layer, runs="all") as seen:
+        ...     for length in (5, 3):
+        ...         _ = layer(*[torch.randn(1, length, 16)] * 3)
+        >>> [run[0].shape for run in seen.runs], seen[0].shape
+        ([(1, 2, 5, 5), (1, 2, 3, 3)], (1, 2, 3, 3))
+        """
+        return [*self._runs, self]
 
     def __getitem__(self, layer: str | int) -> KeptSight:
         return self._layer(layer).sight()
@@ -305,6 +324,42 @@ class Seen:
         ['MultiheadAttention']
         """
         return save(self, Path(folder), keep_qk)
+
+    def gather(self, group: Any = None, over: str | None = None) -> Seen:
+        """The sights of a model that lies on several ranks, put together; every rank must call it, and gets them.
+
+        Of tensor parallel, where each rank saw heads of its own, layers have the heads of all ranks, in their order; of
+        a pipeline, the layers of all ranks in order. `over` says which, `"heads"` or `"layers"`; without it, layers of
+        the same name are divided by heads. What was computed travels, q and k do not: what needs them (`tile`, other
+        statistics) is computed on the ranks that kept them, and all ranks must ask for it. `group` is a process group
+        of torch.distributed, a DeviceMesh of one axis, or None for the default group. This run stays what it is.
+
+        >>> import torch
+        >>> from sightline.watching import watch
+        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        >>> x = torch.randn(1, 5, 16)
+        >>> with watch(layer) as seen:
+        ...     _ = layer(x, x, x)
+        >>> seen.gather()[0].shape  # one process: nothing to add
+        (1, 2, 5, 5)
+        """
+        return gather(self, group, over)
+
+    def layer_of(self, layer: str | int) -> LayerLike:
+        """A layer by its name or index, with what belongs to it beside its sight."""
+        return self._layer(layer)
+
+    def put(self, layer: LayerLike) -> None:
+        """Add a layer, or put it in the place of the one of its name."""
+        self._layers[layer.name] = layer
+
+    def describe(self, index: dict[str, Any]) -> None:
+        """Take over what the index of a run says of its inputs, and what it did not see."""
+        if index["ids"] is not None or index["memory_ids"] is not None:
+            self._ids = (index["ids"], index["memory_ids"])
+        self._tokens = index["tokens"] or self._tokens
+        self._memory_tokens = index["memory_tokens"] or self._memory_tokens
+        self._unseen |= index["unseen"]
 
     def _layer(self, layer: str | int) -> LayerLike:
         if isinstance(layer, int) and not isinstance(layer, bool):

@@ -23,6 +23,7 @@ from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
 from sightline.watching.intercept.heads import compiled as compiled_graph
+from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
@@ -35,6 +36,7 @@ from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
 from sightline.watching.record.layer import Layer, Part
 from sightline.watching.record.repeated import Repeating
+from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
@@ -62,9 +64,10 @@ class Watcher(Following, Repeating):
         compact: bool,
         influence: bool = False,
         keep_output: bool = False,
+        runs: int | None = 1,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
-        self.keep, self.compact, self.reader = keep, compact, reader
+        self.keep, self.compact, self.reader, self.runs = keep, compact, reader, runs
         self.names = names
         self.deeper = Deeper(wanted, names, keep, influence, keep_output)
         self.deep, self.influence = self.deeper.on, self.deeper.influence
@@ -104,6 +107,7 @@ class Watcher(Following, Repeating):
         with ExitStack() as stack:
             stack.enter_context(active.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
+            stack.enter_context(LIBRARIES)
             stack.enter_context(active.BLIND)
             base = inner(self.model)
             every = list(base.modules())
@@ -265,14 +269,17 @@ class Watcher(Following, Repeating):
     def _restart(self) -> None:
         """A new input: its sights take the place of those before."""
         grown = self.reader.grows()
-        if self.seen.layers and not self.warned and not grown and not self.search:
+        if self.runs != 1 and not grown and not self.search:
+            self.gather.flush()
+            put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
+        elif self.seen.layers and not self.warned and not grown and not self.search:
             self.warned = True
             warnings.warn(
                 explain(
                     "a second run began inside one sl.watch block",
                     expected="one forward pass or one generation in a block",
                     got="another input: its sights take the place of the first one's",
-                    hint="one block for each run: with sl.watch(model) as seen: model(…)",
+                    hint='one block for each run, or sl.watch(model, runs="all")',
                 ),
                 UserWarning,
                 stacklevel=2,

@@ -204,7 +204,7 @@ def test_a_newer_version_is_refused_by_its_number(tmp_path):
     put(folder, {"format": "sightline-seen", "version": 7, "new": {}})
     with pytest.raises(SightFileError, match="run was written by a newer version of Sightline") as caught:
         load(folder)
-    assert "expected: format 2 or older" in str(caught.value)
+    assert "expected: format 3 or older" in str(caught.value)
     assert "got: format 7" in str(caught.value)
     with pytest.raises(SightFileError, match="newer version"):
         run().save(folder)  # nor is it written over

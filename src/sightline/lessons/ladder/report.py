@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +18,21 @@ from sightline.lessons.ladder.settings import Settings
 from sightline.lessons.ladder.text import Text
 
 COLUMNS = ("rung", "what it adds", "parameters", "loss", "better by")
-ALLOWED = 0.01  # nats by which a rung may be worse than the one below and still be called as good
+# Nats by which a step must be better to have helped, and by which a rung may be worse and still be called as good: what
+# another seed changes in a step of the full ladder (a test compares it with the committed results).
+ALLOWED = 0.01
+# Why a step may not help.
+WHY = {
+    "weight-free": """nothing in it can be learned but the embeddings, and they serve as what is read and as what
+        decides where to look. A character is most like itself, and looks there, where it knows all. Only learned q and
+        k can ask for something else than likeness""",
+    "several heads": "each of several heads is narrower than the one, and a short training cannot use them",
+    "feed-forward": """it stands alone behind the heads: all that they gathered must pass through it. It pays once there
+        is a way around it, which the next rung brings""",
+    "residuals and norms": "in one layer there is little to go around; they are what makes several layers trainable",
+    "positions": "a training too short to learn what lies one character back",
+    "several layers": "more to learn in the same number of steps",
+}
 
 
 def rows(rungs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -74,11 +90,66 @@ def not_better(rungs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def summary(rungs: Sequence[dict[str, Any]]) -> str:
-    """One line: how far the ladder went, and where it did not go up."""
+    """How far the ladder went, which steps helped, and why one may not have."""
     gain = rungs[1]["loss"] - rungs[-1]["loss"]
     line = f"From {rungs[1]['name']} to {rungs[-1]['name']}: {gain:.2f} nats per character better."
     worse = not_better(rungs)
-    return line + (f" Not better than the rung below: {', '.join(worse)}." if worse else "")
+    line += f" Not better than the rung below: {', '.join(worse)}." if worse else ""
+    return "\n".join([line, *verdicts([rungs])])
+
+
+class Gain(NamedTuple):
+    """What one step up brought, seed by seed, in nats per character."""
+
+    name: str
+    gains: list[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.gains)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over seeds; for one seed, what is known of the full ladder."""
+        return statistics.stdev(self.gains) if len(self.gains) > 1 else ALLOWED / 2
+
+    @property
+    def verdict(self) -> str:
+        """A step helped if it did with every seed, and by more than twice the spread of seeds.
+
+        >>> Gain("one head", [0.06, 0.05, 0.07]).verdict, Gain("weight-free", [-0.001, 0.001]).verdict
+        ('helped', 'no difference')
+        """
+        if not math.isfinite(self.mean):
+            return "failed"
+        if abs(self.mean) <= 2 * self.spread or min(self.gains) <= 0 < max(self.gains):
+            return "no difference"
+        return "helped" if self.mean > 0 else "worse"
+
+
+def gains(ladders: Sequence[Sequence[dict[str, Any]]]) -> list[Gain]:
+    """Of each step up what it brought in each of several ladders, which differ in their seed alone.
+
+    >>> [(gain.name, gain.mean) for gain in gains([[{"name": "a", "loss": 2.0}, {"name": "b", "loss": 1.5}]])]
+    [('b', 0.5)]
+    """
+    steps = zip(*(pairwise(rungs) for rungs in ladders))
+    return [Gain(step[0][1]["name"], [below["loss"] - rung["loss"] for below, rung in step]) for step in steps]
+
+
+def verdicts(ladders: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """Which steps helped, by how much against the spread of seeds, and why one may not have; a line for each."""
+    found = gains(ladders)
+    seeds = (
+        f"over {len(ladders)} seeds, ± their spread" if len(ladders) > 1 else "one seed; another changes it by ± 0.01"
+    )
+    lines = [f"Which step helped (nats per character; {seeds}):"]
+    for gain in found:
+        spread = f" ± {gain.spread:.4f}" if len(ladders) > 1 else ""
+        lines.append(f"  {gain.name}: {gain.mean:+.4f}{spread}, {gain.verdict}")
+        if gain.verdict not in ("helped", "failed") and gain.name in WHY:
+            lines.append(f"      why it may not: {' '.join(WHY[gain.name].split())}.")
+    return lines
 
 
 def write(folder: Path, rungs: Sequence[dict[str, Any]], text: Text, settings: Settings) -> list[Path]:

@@ -18,9 +18,9 @@ class Looked(NamedTuple):
     row: Tensor
     first_query: int  # its position among all keys; -1 for cross-attention
     first_key: int
+    heads: Heads | None = None  # what they gave, where somebody wants it
     key: Tensor | None = None  # the keys, where those of the call stand for scores alone: q and k cannot be kept
     real: Tensor | None = None  # [batch, keys]: which keys are no padding, where no mask says so
-    heads: Heads | None = None  # what they gave, where somebody wants it
 
 
 class Attended(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,8 @@ from sightline.watching.record.shares import SHARES
 if TYPE_CHECKING:
     from sightline.watching.seen import LayerLike, Seen
 
-# Version 2 says what was not seen.
-FORMAT, VERSION = "sightline-seen", 2
+# Version 2 says what was not seen, version 3 holds runs.
+FORMAT, VERSION = "sightline-seen", 3
 INDEX = "index.json"
 _FLAGS = ("real", "repeated")
 _ROWS = (*SHARES, *_FLAGS)
@@ -49,6 +50,9 @@ def save(seen: Seen, folder: Path, keep_qk: bool) -> Path:
         )
     writer = Writer(folder, seen, free=False, keep_qk=keep_qk)
     writer.begin()
+    for number, run in enumerate(seen._runs):
+        save(run, folder / run_name(number), keep_qk)
+        writer.runs.append(run_name(number))
     for layer in list(seen._layers.values()):
         writer.write(layer)
     writer.finish(complete=seen.complete)
@@ -66,6 +70,7 @@ class Writer:
         self.numbers: dict[str, int] = {}  # of its files; a layer that is dropped leaves its number to nobody
         self.stale: list[list[str]] = [[], []]  # files that no index names any more: just now, and before
         self.rest = 0.0  # when it may write again
+        self.runs: list[str] = []  # folders of the runs before this one
 
     def begin(self) -> None:
         """Make the folder, and an index without layers; what another run left there is removed."""
@@ -88,6 +93,9 @@ class Writer:
             self._index(False)
             for old in self.folder.glob("[0-9][0-9][0-9][0-9]-*.safetensors"):
                 old.unlink()
+            for run in self.folder.glob("run-[0-9][0-9][0-9][0-9][0-9][0-9]"):
+                if run.is_dir() and not run.is_symlink() and (run / INDEX).is_file():
+                    shutil.rmtree(run)
         make_folder(self.folder)
         self._index(False)
         if self.free:
@@ -196,6 +204,7 @@ class Writer:
             "memory_tokens": self.seen.memory_tokens if layers else None,
             "layers": layers,
             "unseen": self.seen.unseen,
+            "runs": self.runs,
         }
         text = json.dumps(content).encode()
         if len(text) > _largest_index(self.folder):
@@ -213,6 +222,11 @@ class Writer:
             for old in self.stale.pop():
                 (self.folder / old).unlink(missing_ok=True)
             self.stale.append([])
+
+
+def run_name(number: int) -> str:
+    """The folder of a run, inside that of the last one."""
+    return f"run-{number:06d}"
 
 
 def _largest_index(folder: Path) -> int:

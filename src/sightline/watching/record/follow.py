@@ -114,10 +114,11 @@ class Following:
         self.lost: str | None = None  # why the run is not followed any more
         self.said: set[str] = set()
         self.read: Tensor | None = None  # the ids when this pass began
+        self.read_memory: Tensor | None = None  # and those of the encoder
         self.tokens: dict[int, int] = {}  # how many they were, for each pass
 
     def _follow_pass(self) -> None:
-        self.search, self.read = search(), self.reader.ids
+        self.search, self.read, self.read_memory = search(), self.reader.ids, self.reader.memory
         self.tokens[self.passes] = 0 if self.read is None else self.read.shape[-1]
 
     def _follow_anew(self) -> None:

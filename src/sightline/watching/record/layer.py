@@ -90,8 +90,8 @@ class Layer:
     on_disk: Callable[[], KeptSight] | None = None
     freed: int = 0  # parts whose q and k are on disk alone
     settle: Callable[[], object] | None = None  # what accounts for the parts that wait
-    stamp: int = 0  # how often something came that is no part
     by_hand: bool = False  # attention that no function was called for
+    stamp: int = 0  # how often something came that is no part
     _sight: tuple[int, KeptSight] | None = None
 
     def changed(self) -> None:

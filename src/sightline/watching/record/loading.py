@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ def load(folder: Path) -> Seen:
         raise FileNotFoundError(f"no such folder: {folder}")
     content = read_index(folder)
     try:
-        if content["version"] == 1:
-            content = {"unseen": {}} | content
+        if content["version"] < 3:
+            content = ({"unseen": {}} if content["version"] == 1 else {}) | content | {"runs": []}
         content = record("index", content, _FIELDS)
         seen = Seen(meta=_meta(content["meta"]), complete=flag("complete", content["complete"]))
         seen._folder = folder
@@ -31,12 +32,25 @@ def load(folder: Path) -> Seen:
             if layer.name in seen._layers:
                 raise ValueError(f"layers.{i}.name: {short(layer.name)} twice")
             seen._layers[layer.name] = layer
+        seen._runs = [_run(f"runs.{i}", folder, name) for i, name in enumerate(items("runs", content["runs"]))]
     except (TypeError, ValueError) as error:
         raise bad(folder, f"{INDEX}: {short(str(error), 300)}") from error
     return seen
 
 
-_FIELDS = ("format", "version", "complete", "meta", "ids", "memory_ids", "tokens", "memory_tokens", "layers", "unseen")
+_FIELDS = (
+    "format",
+    "version",
+    "complete",
+    "meta",
+    "ids",
+    "memory_ids",
+    "tokens",
+    "memory_tokens",
+    "layers",
+    "unseen",
+    "runs",
+)
 _LAYER_FIELDS = ("name", "index", "kind", "module", "heads", "file", "rows", "mask_known")
 
 
@@ -56,6 +70,19 @@ def _layer(field: str, entry: dict[str, Any], folder: Path) -> StoredLayer:
         _inside(f"{field}.rows", folder, entry["rows"]),
         flag(f"{field}.mask_known", entry["mask_known"]),
     )
+
+
+def _run(field: str, folder: Path, name: Any) -> Seen:
+    """A run before the last one, in a folder inside its own; it has none in it."""
+    if not isinstance(name, str) or not re.fullmatch(r"run-[0-9]{6}", name):
+        raise ValueError(f"{field}: a folder {short(name)}")
+    path = folder / name
+    if path.is_symlink() or not path.is_dir():
+        raise ValueError(f"{field}: {name} is no folder")
+    run = load(path)
+    if run._runs:
+        raise ValueError(f"{field}: runs inside a run")
+    return run
 
 
 def _inside(field: str, folder: Path, name: Any) -> Path:

@@ -206,7 +206,7 @@ def sizes(v: Tensor, weight: Tensor | None, s: Sizes) -> Tensor | None:
 
 
 def _root(weight: Tensor, heads: int) -> Tensor | None:
-    """A small square matrix L for each head, `[heads, dim, dim]`, with |v L| = |W_h v| for every v; None: there is none.
+    """A small matrix L for each head, `[heads, dim, dim]`, with |v L| = |W_h v| for every v; None if there is none.
 
     It is the root of W_h^T W_h, in float64: as exact as the product with W_h itself, and of the size of v.
     """
