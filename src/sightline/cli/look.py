@@ -55,6 +55,8 @@ def look(
     """Say what a model attended to in a text, and keep it as a folder or a page."""
     content = read(text)
     # These take rich along, which other commands do not wait for.
+    from rich.console import Console
+
     from sightline.cli import mattered
     from sightline.cli.account import account
 
@@ -69,7 +71,7 @@ def look(
     with folder(None if as_page else out) as place:
         wanted = None if target is None else mattered.target_of(*known.get(name)[::-1], name, target, instead)
         run, y = watched_run(known, name, content, layers, place, wanted)
-        console = mattered.Console(highlight=False)
+        console = Console(highlight=False)
         if of == "weights":
             layer, head = account(run, heads, console)
         else:
