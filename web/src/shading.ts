@@ -67,12 +67,7 @@ export class Shading {
         ? `what fed “${queries}”, through all layers: heuristic, not proof of cause`
         : "Pin a token, then press R.",
     };
-    return (
-      words[shade] +
-      (this.skipsFirst
-        ? `; first token ${Math.round(100 * this.firstShare)} %, set aside: per cent are of the rest`
-        : "")
-    );
+    return words[shade] + (this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)} %, set aside` : "");
   }
 }
 

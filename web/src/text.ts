@@ -219,7 +219,7 @@ export class TextView {
     const names = ["position", "token", "share", "weight", ...(this.shading.skipsFirst ? ["of the rest"] : [])];
     const headings = names.map((name) => el("th", { attrs: { scope: "col" } }, name));
     this.table.replaceChildren(
-      el("caption", {}, CAPTIONS[shade]),
+      el("caption", {}, CAPTIONS[shade] + (this.shading.skipsFirst ? "; per cent are of the rest" : "")),
       el("thead", { class: "visually-hidden" }, el("tr", {}, ...headings)),
       el("tbody", {}, ...rows),
     );

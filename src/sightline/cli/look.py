@@ -48,6 +48,10 @@ def look(
         str | None, typer.Option(help='Influence on the logit of this token at the end, e.g. " Mary".')
     ] = None,
     instead: Annotated[str | None, typer.Option(help="Less the logit of this one.")] = None,
+    cut: Annotated[
+        str | None,
+        typer.Option(help="Say what the target is without a head, 23.3, or without one of its edges, 23.3:-1:9."),
+    ] = None,
     spans: Annotated[
         str | None, typer.Option(help="Parts of the text by characters: question=0:40,answer=41:60.")
     ] = None,
@@ -57,10 +61,12 @@ def look(
     # These take rich along, which other commands do not wait for.
     from rich.console import Console
 
-    from sightline.cli import mattered
+    from sightline.cli import edited, mattered
     from sightline.cli.account import account
 
-    mattered.check(of, target, instead)
+    edits = edited.check(cut, target)
+    reads = of in ("influence", "pull")
+    mattered.check(of, target if reads or edits is None else None, instead if reads or edits is None else None)
     given = mattered.parts(spans, len(content))
     model = model or ("minilm" if target is None else "smollm2")
     as_page = out is not None and out.suffix.lower() in (".html", ".htm")
@@ -70,16 +76,19 @@ def look(
     name = known.first()
     with folder(None if as_page else out) as place:
         wanted = None if target is None else mattered.target_of(*known.get(name)[::-1], name, target, instead)
-        run, y = watched_run(known, name, content, layers, place, wanted)
+        run, y = watched_run(known, name, content, layers, place, wanted if reads else None)
         console = Console(highlight=False)
+        less = "" if instead is None else f" less that of {instead!r}"
+        what = f"{name}: the logit of {target!r}{less}"
         if of == "weights":
             layer, head = account(run, heads, console)
         else:
-            less = "" if instead is None else f" less that of {instead!r}"
-            said = "" if y is None else f"{name}: the logit of {target!r}{less} is {y:.2f}"
+            said = "" if y is None else f"{what} is {y:.2f}"
             layer, head = mattered.heads(load(place), of, heads, said, console)
         if given is not None:
             mattered.spans(load(place), given, of, console)
+        if edits is not None and wanted is not None:
+            typer.echo("\n" + "\n".join(edited.changed(*known.get(name), content, wanted, edits, what)))
         if as_page:
             assert out is not None
             write(out, run)

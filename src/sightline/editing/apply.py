@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sightline.editing import sources
+from sightline.editing.edits import Edit
 from sightline.editing.maps import Block
 from sightline.editing.plan import INPUT, MAP, Act
-from sightline.editing.edits import Edit
 from sightline.editing.shown import shown
 from sightline.editing.where import Where
 from sightline.errors import InputError
@@ -149,15 +149,16 @@ def _from_source(act: Act, out: Tensor, place: Place) -> Tensor:
     return _there(act.edit.options["source"], out, place, act.heads.nonzero().flatten().tolist(), act.there[0])
 
 
-def patched_for(source: Seen, out: Tensor, place: Place) -> Tensor:
+def patched_for(seen: Seen, out: Tensor, place: Place) -> Tensor:
     """What all heads of a layer gave in another run of the same length."""
+    source = sources.Watched(seen)
     rows, _ = sources.matched(Edit("patch", Where(), {"source": source, "positions": None}), place)
     return _there(source, out, place, list(range(place.heads)), rows)
 
 
-def _there(source: Seen, out: Tensor, place: Place, wanted: list[int], rows: Tensor) -> Tensor:
+def _there(source: sources.Source, out: Tensor, place: Place, wanted: list[int], rows: Tensor) -> Tensor:
     name = sources.full_name(place)
-    found = sources.part_of(source, name, "output")
+    found = source.part(name, "output")
     there = dict(zip(wanted, sources.heads_there(source, name, wanted)))
     heads = torch.tensor([there.get(h, 0) for h in range(place.heads)])
     picked = found[:, heads.to(found.device)][:, :, rows.clamp_min(0).to(found.device)]

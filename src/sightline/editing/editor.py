@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 from contextlib import ExitStack
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +19,7 @@ from sightline.editing.edits import Edit, Edits
 from sightline.editing.place import Place
 from sightline.editing.plan import acts_in
 from sightline.errors import InputError, explain
-from sightline.watching.intercept import active, compiled, scripted
+from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
@@ -86,7 +86,7 @@ class Editor:
             scripted.listen(stack, every, self._scripted)
             active.push(self)  # type: ignore[arg-type]
             stack.callback(active.drop, self)  # type: ignore[arg-type]
-            stack.enter_context(WatchMode(self.model.buffers()))
+            stack.enter_context(_EditMode(self.model.buffers()))
             self.list._check = self.check
             stack.callback(setattr, self.list, "_check", None)
             self.stack = stack.pop_all()
@@ -157,7 +157,7 @@ class Editor:
 
     def _scripted(self, module: nn.Module) -> None:
         if threading.get_ident() == self.thread:
-            self.seen._unseen[self.names[id(module)]] = scripted.SCRIPTED
+            unseen.miss(self, self.names[id(module)], scripted.SCRIPTED)  # type: ignore[arg-type]
 
     def name_of(self, module: nn.Module) -> str | None:
         return self.names.get(id(module))
@@ -165,12 +165,14 @@ class Editor:
     def wants(self, name: str) -> bool:
         if name not in self.order:
             self.order[name] = len(self.order)
-        return any(edit.where.may_change(name, self.modules) for edit in self.list)
+        return any(edit.where.may_change(name, self.modules, self.order[name]) for edit in self.list)
 
     def changes(self, module: object) -> bool:
         """Whether a module, or something in it, may be edited."""
-        name = self.names.get(id(module))
-        return name is not None and any(edit.where.may_change(name, self.modules) for edit in self.list)
+        if not isinstance(module, nn.Module) or id(module) not in self.names or not len(self.list):
+            return False
+        names = [self.names[id(part)] for part in module.modules() if id(part) in self.names]
+        return any(edit.where.may_change(name, self.modules) for edit in self.list for name in names)
 
     def takes_apart(self, module: nn.Module, code: Any) -> None:
         """A compiled module is to run uncompiled."""
@@ -265,6 +267,10 @@ class Editor:
 
     # What else is asked of a watch.
 
+    def layers(self, name: str, index: int, count: int) -> bool:
+        """Whether somebody wants to know that a layer attends by hand: who edits it."""
+        return any(edit.where.may_change(name, self.modules) for edit in self.list)
+
     def goes_on(self, *_: object) -> bool:
         return False
 
@@ -275,6 +281,27 @@ class Editor:
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """Who edits keeps no account."""
+
+
+class _EditMode(WatchMode):
+    """The function mode of a watch, which stays on while gradients are computed: checkpoints run layers again then."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _BACKWARD:
+            with self:
+                return _BACKWARD[func](*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _unasked(func: Any) -> Any:
+    """A function of torch that does not ask whether a mode is on, to whom it would hand itself over."""
+    names = {name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary")}
+    found = FunctionType(func.__code__, func.__globals__ | names, func.__name__, func.__defaults__, func.__closure__)
+    found.__kwdefaults__ = func.__kwdefaults__
+    return found
+
+
+_BACKWARD = {func: _unasked(func) for func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
 
 
 class _Refusing(dict):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sightline.backends.call import check_number
 from sightline.editing import files
+from sightline.editing.sources import Source, Watched
 from sightline.editing.where import Where, columns, spelled
 from sightline.errors import InputError, InputTypeError
 from sightline.masks import as_mask
@@ -38,8 +39,9 @@ class Edit:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Edit) or (self.kind, self.where) != (other.kind, other.where):
             return False
-        return self.options.keys() == other.options.keys() and all(
-            same(value, other.options[name]) for name, value in self.options.items()
+        one, two = ({name: x for name, x in e.options.items() if x is not None} for e in (self, other))
+        return one.keys() == two.keys() and all(
+            same(value, two[name], one.get("what", "")) for name, value in one.items()
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -171,7 +173,7 @@ class Edits:
                 rows keep their sum.
             layers, heads, queries, examples: where; all if not given.
         """
-        if not isinstance(source, Seen):
+        if not isinstance(source, Seen | Source):
             raise InputTypeError(
                 "a patch comes from a run that was watched",
                 expected="a Seen",
@@ -192,7 +194,8 @@ class Edits:
                 got=f"queries={queries!r}",
                 hint="positions={3: 3}",
             )
-        options = {"source": source, "what": what, "positions": _positions(positions)}
+        origin = Watched(source) if isinstance(source, Seen) else source
+        options = {"source": origin, "what": what, "positions": _positions(positions)}
         self._add("patch", Where.of(layers, heads, queries, examples), options)
 
     def ablate(
@@ -236,21 +239,19 @@ class Edits:
         ...     Edits.load(edits.save(f"{folder}/steer.json")) == edits
         True
         """
-        return files.save([(edit.kind, edit.where, edit.options) for edit in self], Path(path))
+        return files.save([(e.kind, vars(e.where) | e.options) for e in self], Path(path))
 
     @classmethod
     def load(cls, path: str | PathLike) -> Edits:
         """Read what `save` wrote. Each edit is checked as if it were made anew."""
-        edits = cls()
-        for kind, where, options in files.load(Path(path)):
-            method = getattr(edits, kind, None)
-            if kind not in KINDS or method is None:
-                raise files.damaged(Path(path), f"an edit of the kind {kind!r}")
-            queries = where.pop("queries", None)
+        edits, path = cls(), Path(path)
+        for kind, options in files.load(path):
+            if kind not in KINDS:
+                raise files.damaged(path, f"an edit of the kind {kind!r}")
             try:
-                method(**options, **where, queries=queries)
+                getattr(edits, kind)(**options)
             except TypeError as error:
-                raise files.damaged(Path(path), str(error)) from None
+                raise files.damaged(path, str(error)) from None
         return edits
 
     def _add(self, kind: str, where: Where, options: dict[str, Any]) -> None:
@@ -283,7 +284,7 @@ class Edits:
 KINDS = ("cut", "boost", "temperature", "force", "patch", "ablate", "scale")
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any, what: str = "") -> bool:
     """Whether two options are equal, tensors and masks included."""
     if one is other:
         return True
@@ -296,8 +297,8 @@ def same(one: Any, other: Any) -> bool:
         )
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
-    if isinstance(one, Seen) and isinstance(other, Seen):
-        return files.same_runs(one, other)
+    if isinstance(one, Source) and isinstance(other, Source):
+        return one.same_as(other, what)
     if isinstance(one, Mask) and isinstance(other, Mask):
         return one == other or files.same_masks(one, other)
     return type(one) is type(other) and bool(one == other)
@@ -306,8 +307,6 @@ def same(one: Any, other: Any) -> bool:
 def _short(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"<{' x '.join(map(str, value.shape))}>"
-    if isinstance(value, Seen):
-        return f"<{len(value)} layers>"
     if isinstance(value, dict) and any(isinstance(x, Tensor) for x in value.values()):
         return f"<{len(value)} layers>"
     return spelled(value) if isinstance(value, tuple | slice) else repr(value)

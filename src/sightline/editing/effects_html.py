@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sightline.editing.effects import Effects
+    from sightline.editing.head_effects import Effects
 
 RAISES, LOWERS = (230, 97, 1), (33, 102, 172)
 _MOST = 64  # heads of a table's row

@@ -94,10 +94,10 @@ class Block:
         return x
 
     def from_source(self, act: Act, what: str, places: Tensor) -> Tensor:
-        """The numbers of a patch at some places there, `[members, heads, places, dim]`; anything where there is none."""
+        """The numbers of a patch at some places there, `[members, heads, places, dim]`."""
         source, name = act.edit.options["source"], sources.full_name(self.place)
-        found = sources.part_of(source, name, what)
-        count = source[name].shape[1]
+        found = source.part(name, what)
+        count = source.shape(name)[1]
         wanted = [h for h in self.heads.tolist() if act.heads[h]]
         there = dict(zip(wanted, sources.heads_there(source, name, wanted)))
         heads = torch.tensor([there.get(h, 0) for h in self.heads.tolist()])
@@ -110,7 +110,7 @@ class Block:
     # The map.
 
     def _tiles(self, get: Callable[[slice], Tensor], rows: slice) -> Tensor:
-        """Rows of the block of something that gives tiles of the whole call, `[members or 1, heads or 1, rows, columns]`."""
+        """Rows of the block of something that gives tiles of the call: `[members or 1, heads or 1, rows, columns]`."""
         found = []
         for run in _runs(self.rows[rows]):
             tile = get(run)
@@ -133,7 +133,7 @@ class Block:
         return scores if call.softcap is None else (scores / call.softcap).tanh() * call.softcap
 
     def scores(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Edited scores, which of them are visible, which of these still are after cuts that do not renormalise; sinks."""
+        """Edited scores; which are visible; which of these are left after cuts that do not renormalise; the sinks."""
         call, s = self.call, self.call.sizes
         scores = self.capped(rows, columns)
         visible = torch.ones(1, 1, *scores.shape[-2:], dtype=torch.bool, device=call.device)
@@ -212,7 +212,7 @@ class Block:
         heads = torch.tensor([there.get(h, 0) for h in self.heads.tolist()])
         places = act.there[0][self.rows[rows]].clamp_min(0)
         with torch.no_grad():
-            cells = sources.pattern_rows(source, name, places)
+            cells = source.rows(name, places)
             members = self.members if cells.shape[0] > 1 else torch.zeros_like(self.members)
             cells = cells[members.to(cells.device)][:, heads.to(cells.device)]
             named = act.there[1].to(cells.device)

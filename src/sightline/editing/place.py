@@ -38,7 +38,7 @@ class Place(NamedTuple):
         if self.layers is None:
             raise InputError(
                 "layers that are counted from the end are known only when all have run",
-                expected="a layer's index from the front, its name, or a model that has run inside sl.edit or sl.effects",
+                expected="an index from the front, a name, or a model that has run inside sl.edit before",
                 got=layer,
                 hint="run the model once inside the block before adding this edit",
             )

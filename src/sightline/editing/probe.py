@@ -46,7 +46,7 @@ class Probe(Editor):
         for index, (name, heads) in enumerate(self.heads.items()):
             yield Place(name, index, 1, count, self.modules, 1, heads, 1, 1, 0, 0, 1, 1, False)
 
-    def influence(self, target: Tensor, by: Any) -> list[Tensor | None]:
+    def first_order(self, target: Tensor, by: Any) -> list[Tensor | None]:
         """For each layer the sum of g . (output - replacement), `[batch, heads]`."""
         leaves = [leaf for *_, leaf, _ in self.calls]
         grads = torch.autograd.grad(target.sum(), leaves, allow_unused=True)

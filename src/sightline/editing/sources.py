@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sightline.watching.seen import Seen
 
 _NEEDS = {
-    "output": "keep_output=True",
     "queries": "keep_qk=True",
     "keys": "keep_qk=True",
     "values": "keep_qk=True, influence=True",
@@ -31,14 +30,14 @@ def matched(edit: Edit, place: Place) -> tuple[Tensor, Tensor]:
     """For every query and key of a call, which one of the source it is; -1 for none."""
     source, positions = edit.options["source"], edit.options["positions"]
     name = full_name(place)
-    if name not in source:
+    if name not in source.layers:
         raise InputError(
             f"the source of a patch has no {name}",
             expected=f"one of its layers: {', '.join(source.layers[:8]) or 'none'}",
             got=name,
             hint="watch the source with all layers, or say layers=…",
         )
-    batch, _, queries, keys = source[name].shape
+    batch, _, queries, keys = source.shape(name)
     if batch not in (1, place.batch):
         raise InputError(
             f"the source of a patch has another batch in {name}",
@@ -89,7 +88,7 @@ def _column(number: int, end: int, side: str) -> int:
     return number % end
 
 
-def heads_there(source: Seen, name: str, heads: list[int]) -> list[int]:
+def heads_there(source: Source, name: str, heads: list[int]) -> list[int]:
     """Where heads of the model are among those that were watched."""
     kept = source.heads(name)
     missing = [head for head in heads if head not in kept]
@@ -103,48 +102,104 @@ def heads_there(source: Seen, name: str, heads: list[int]) -> list[int]:
     return [kept.index(head) for head in heads]
 
 
-def part_of(source: Seen, name: str, what: str) -> Tensor:
-    """The outputs, queries, keys or values of a layer of a run: `[batch, heads, time, dim]`, keys and values per key head."""
-    found: Any = None
-    if what == "output":
-        found = outputs(source, name)
-    else:
-        call = source[name].call
-        if what == "keys":
-            found = call.k
-        elif what == "queries":
-            found = call.q
-            if found is not None and bool((found == 0).all(-1).any()):
-                raise InputError(
-                    f"the source of a patch has queries in {name} that were told what to look at",
-                    expected="a run whose patterns were not set by an edit",
-                    got="rows without a query of their own",
-                    hint='what="pattern"',
-                )
+class Source:
+    """What a patch reads of another run: a Seen, or what a file holds of one."""
+
+    layers: list[str]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The map of a layer: `(batch, heads, queries, keys)`."""
+        raise NotImplementedError
+
+    def heads(self, name: str) -> list[int]:
+        """The numbers of the heads that were watched."""
+        raise NotImplementedError
+
+    def part(self, name: str, what: str) -> Tensor:
+        """The outputs, queries, keys or values of a layer, `[batch, heads or key heads, time, dim]`; or its map."""
+        raise NotImplementedError
+
+    def rows(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of the map of a layer, `[batch, heads, rows, keys]`, in the order asked for."""
+        return self.part(name, "pattern")[:, :, rows]
+
+    def same_as(self, other: Source, what: str) -> bool:
+        """Whether a patch from either is the same."""
+        if self.layers != other.layers or any(self.heads(name) != other.heads(name) for name in self.layers):
+            return False
+        return all(torch.equal(self.part(name, what), other.part(name, what)) for name in self.layers)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.layers)} layers>"
+
+
+class Watched(Source):
+    """A run that was watched."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+
+    @property
+    def layers(self) -> list[str]:  # type: ignore[override]
+        return self.seen.layers
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.seen[name].shape
+
+    def heads(self, name: str) -> list[int]:
+        return self.seen.heads(name)
+
+    def rows(self, name: str, rows: Tensor) -> Tensor:
+        sight = self.seen[name]
+        keys = slice(0, sight.shape[-1])
+        if len(rows) and bool((rows.diff() == 1).all()):
+            return sight.tile(slice(int(rows[0]), int(rows[-1]) + 1), keys)
+        return torch.cat([sight.tile(slice(int(row), int(row) + 1), keys) for row in rows], -2)
+
+    def part(self, name: str, what: str) -> Tensor:
+        sight = self.seen[name]
+        found: Tensor | None
+        if what == "pattern":
+            return sight.tile(slice(0, sight.shape[-2]), slice(0, sight.shape[-1]))
+        if what == "output":
+            return self.seen.output(name)
+        if what == "values":
+            found = sight.extra.v
         else:
-            found = source[name].extra.v
-    if found is None:
-        raise InputError(
-            f"the source of a patch did not keep the {what} of its heads",
-            expected=f"sl.watch(model, {_NEEDS[what]})",
-            got=f"a Seen without them for {name}",
-            hint=f"with sl.watch(model, {_NEEDS[what]}) as source: model(…)",
-        )
-    return found  # type: ignore[no-any-return]
+            found = sight.call.q if what == "queries" else sight.call.k
+        if found is None:
+            raise InputError(
+                f"the source of a patch did not keep the {what} of its heads",
+                expected=f"sl.watch(model, {_NEEDS[what]})",
+                got=f"a Seen without them for {name}",
+                hint=f"with sl.watch(model, {_NEEDS[what]}) as source: model(…)",
+            )
+        if what == "queries" and bool((found == 0).all(-1).any()):
+            raise InputError(
+                f"the source of a patch has queries in {name} that were told what to look at",
+                expected="a run whose patterns were not set by an edit",
+                got="rows without a query of their own",
+                hint='what="pattern"',
+            )
+        return found
 
 
-def outputs(source: Seen, name: str) -> Tensor | None:
-    """What the heads of a layer gave, before the output projection."""
-    parts = getattr(source._layer(name), "parts", [])
-    found = [part.extra.get("output") for part in parts]
-    return None if not found or any(one is None for one in found) else torch.cat(found, -2)
+class Stored(Source):
+    """What a file holds of a run: what one patch reads."""
 
+    def __init__(self, what: str, parts: dict[str, tuple[tuple[int, ...], list[int], Tensor]]) -> None:
+        """For each layer the shape of its map, its heads, and the numbers."""
+        self.what, self.parts, self.layers = what, parts, list(parts)
 
-def pattern_rows(source: Seen, name: str, rows: Tensor) -> Tensor:
-    """Rows of the map of a layer of a run, `[batch, heads, rows, keys]`, in the order asked for."""
-    sight = source[name]
-    keys = sight.shape[-1]
-    found = [sight.tile(slice(int(row), int(row) + 1), slice(0, keys)) for row in rows]
-    if len(rows) and bool((rows.diff() == 1).all()):
-        return sight.tile(slice(int(rows[0]), int(rows[-1]) + 1), slice(0, keys))
-    return torch.cat(found, -2)
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.parts[name][0]
+
+    def heads(self, name: str) -> list[int]:
+        return self.parts[name][1]
+
+    def part(self, name: str, what: str) -> Tensor:
+        if what != self.what:
+            raise InputError(
+                "another part of attention was saved", expected=self.what, got=what, hint=f"what={self.what!r}"
+            )
+        return self.parts[name][2]

@@ -64,14 +64,15 @@ class Where:
             if isinstance(layer, str) and not any(chooses(_bare(layer), name, modules) for name in modules):
                 raise nothing_called(layer, _likely(modules))
 
-    def may_change(self, name: str, modules: list[str]) -> bool:
-        """Whether a module, or something in it, may be concerned, as far as its name alone tells."""
-        for layer in self.said if self.said is not None else [0]:
-            if not isinstance(layer, str) or chooses(_bare(layer), name, modules):
-                return True
-            if any(other.startswith(f"{name}.") and chooses(_bare(layer), other, modules) for other in modules):
-                return True
-        return False
+    def may_change(self, name: str, modules: list[str], index: int | None = None) -> bool:
+        """Whether a module may be concerned, as far as its name tells, and its number where that is known."""
+
+        def may(layer: Layer) -> bool:
+            if isinstance(layer, str):
+                return chooses(_bare(layer), name, modules)
+            return index is None or layer < 0 or layer == index
+
+        return self.said is None or any(map(may, self.said))
 
     def chosen(self, place: Place) -> list[int] | None:
         """The heads of a call that are concerned, None: none of this layer."""
@@ -104,9 +105,10 @@ class Where:
 def spelled(value: Any) -> str:
     """A value as it would be written: tuples as lists, slices short."""
     if isinstance(value, slice):
-        return f"slice({', '.join(str(part) for part in (value.start, value.stop, value.step)[: 2 + (value.step is not None)])})"
-    if isinstance(value, tuple) and value and isinstance(value[0], int | str) and not isinstance(value, list):
-        return repr(value[0]) if len(value) == 1 else repr(list(value))
+        parts = [value.start, value.stop, *([] if value.step is None else [value.step])]
+        return f"slice({', '.join(map(str, parts))})"
+    if isinstance(value, tuple) and len(value) == 1 and not isinstance(value[0], tuple):
+        return repr(value[0])
     return repr(list(value)) if isinstance(value, tuple) else repr(value)
 
 

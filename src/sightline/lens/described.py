@@ -161,6 +161,15 @@ def mask_from_json(field: str, about: Any, sizes: Sizes, file: TensorFile) -> Ma
     return _checked(field, about, sizes, file, Mask, torch.device("cpu"))
 
 
+def mask_alone(field: str, about: Any, file: TensorFile | None) -> Mask:
+    """A mask that is for no map in particular; what is damaged is a ValueError."""
+    try:
+        found: Mask = _Reading(field, about, Mask, 0, file).read()  # type: ignore[arg-type]
+    except (AttributeError, LookupError, RuntimeError, ArithmeticError, AssertionError) as error:
+        raise ValueError(f"{field}: {type(error).__name__}: {short(str(error))}") from error
+    return found
+
+
 def bias_from_json(field: str, about: Any, sizes: Sizes, file: TensorFile) -> Bias:
     """A lazy bias that fits the map."""
     return _checked(field, about, sizes, file, Bias)

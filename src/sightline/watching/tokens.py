@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -76,8 +77,16 @@ class Reader:
 
 
 def find_ids(args: tuple, kwargs: dict) -> Tensor | None:
-    """The token ids among the arguments of a model: `input_ids`, or a first argument of whole numbers."""
-    given = [kwargs.get(name) for name in ("input_ids", "ids", "tokens", "idx", "x")] + list(args[:1])
+    """The token ids among the arguments of a model: `input_ids`, or a first argument of whole numbers.
+
+    They may lie in a dict, as those of sentence-transformers do.
+
+    >>> find_ids(({"input_ids": torch.tensor([[5, 3]]), "attention_mask": torch.ones(1, 2)},), {})
+    tensor([[5, 3]])
+    """
+    inner = [x for x in (*args[:1], *kwargs.values()) if isinstance(x, Mapping)]
+    named = [each.get(name) for each in (kwargs, *inner) for name in ("input_ids", "ids", "tokens", "idx", "x")]
+    given = named + list(args[:1])
     for ids in given:
         if isinstance(ids, Tensor) and ids.dim() in (1, 2) and ids.dtype in (torch.int64, torch.int32):
             return ids.detach().clone().reshape(-1, ids.shape[-1])
@@ -102,6 +111,9 @@ def text_of(tokenizer: Any) -> Any:
 
     Spaces are spaces, and a piece of a character is written by its bytes, as <0xE2>.
     """
+    own = getattr(tokenizer, "tokenizer", None)  # a processor's, or a sentence transformer's
+    if callable(getattr(own, "convert_ids_to_tokens", None)):
+        tokenizer = own
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     for name in ("convert_ids_to_tokens", "id_to_token"):
         raw = getattr(tokenizer, name, None)

@@ -224,15 +224,6 @@ class Watcher(Following, Repeating):
     def name_of(self, module: nn.Module) -> str | None:
         return self.names.get(id(module))
 
-    def module_of(self, name: str) -> nn.Module | None:
-        """The module of this path."""
-        return next((module for module in self.model.modules() if self.names.get(id(module)) == name), None)
-
-    def mark_by_hand(self, name: str) -> None:
-        """What was seen of a module is attention that no function was called for."""
-        for layer in self._followed():
-            layer.by_hand |= layer.name.split("#")[0] == name
-
     def wants(self, name: str) -> bool:
         if name not in self.order:
             self.order[name] = len(self.order)
@@ -304,8 +295,14 @@ class Watcher(Following, Repeating):
         """The account of one call becomes a part of its layer."""
         call, row, first_query, first_key = looked[:4]
         s = call.sizes
+        full = self._piece_of(name, looked)
+        if full is None:
+            full, is_piece = self.note(name, first_query, first_key + s.keys), False
+        else:
+            first_query = first_key = self.windows.last[name].end_key
+            looked, is_piece = looked._replace(first_query=first_query, first_key=first_key), True
         end_key = first_key + s.keys
-        full = self.note(name, first_query, end_key)
+        self.windows.put(name, full, self.passes, call, end_key)
         layer = self.seen._layers.get(full)
         if not self._is_followed(full, s.batch):
             return
@@ -315,7 +312,7 @@ class Watcher(Following, Repeating):
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
         with active.quiet(), aside():
-            if self.gather.step(layer, call, row, first_query, first_key):
+            if not is_piece and self.gather.step(layer, call, row, first_query, first_key):
                 if looked.heads is not None:
                     self.deeper.step(layer.parts[-1], looked.heads.v, s.heads, s.kv_heads)
                 return

@@ -131,12 +131,8 @@ class _Before:
 
 def is_fullgraph(code: Any) -> bool:
     """Whether torch.compile was asked for one graph, without a break."""
-    context = getattr(code, "dynamo_ctx", None) or getattr(code, "__self__", None)
-    for thing in (code, context):
-        for name in ("fullgraph", "error_on_graph_break", "nopython"):
-            if getattr(thing, name, None):
-                return True
-    return False
+    cells = [cell.cell_contents for cell in getattr(code, "__closure__", None) or ()]
+    return any(getattr(thing, "fullgraph", False) is True for thing in (code, *cells))
 
 
 def find(modules: list[nn.Module]) -> list[Region]:

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from sightline import caches
 from sightline.backends.api import attention
+from sightline.errors import InputError
 from sightline.nn.observe.listener import Listener
 from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
@@ -36,6 +37,7 @@ class Audience:
     def __init__(self, module: nn.Module, hearing: list[tuple[Watcher, str]]) -> None:
         self.module, self.hearing = module, hearing
         self.wanting = [(watcher, name) for watcher, name in hearing if watcher.wants(name)]
+        self.edited = False
         self.editing: list[tuple[Any, str]] = [one for one in self.wanting if getattr(one[0], "edits", False)]
 
     @property
@@ -98,10 +100,18 @@ class Audience:
     def edit(self, attended: Attended) -> Edited:
         """The call as all edits together have it."""
         editor, name = self.editing[0]
+        self.edited = True
         edited: Edited = editor.edit(name, attended, [one for one, _ in self.editing])
         return edited
 
     def record(self, looked: Any) -> None:
+        if self.editing and not self.edited:
+            raise InputError(
+                f"{self.name} cannot be edited",
+                expected="torch's own attention functions, transformers', or sl.attention",
+                got="a function that is seen, and whose output cannot be changed",
+                hint="layers=… to leave it out, or F.scaled_dot_product_attention in its place",
+            )
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
         for watcher, name in self.wanting:
             watcher.record(self.module, name, looked)

@@ -232,11 +232,14 @@ def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         trace.forget(into)
     for kind in ("weights", "product", "features", "sampled", "around", "soft"):
         if kind in kinds:
-            same = [i for i, x in enumerate(operands) if kinds[i] == kind and x.shape == _shape(result)]
+            same = [i for i, x in enumerate(operands) if kinds[i] == kind and x.shape == _shape(into)]
             i = next((i for i in same if _way(marks[i])), kinds.index(kind))
             mark = marks[i]
             assert mark is not None
-            mark = _changed(mark, operands[i], result if func in _BY_ELEMENT else None)
+            if func in _INTO and i == 0:
+                pass  # what is written into scores leaves their axes where they are
+            else:
+                mark = _changed(mark, operands[i], result if func in _BY_ELEMENT else None)
             others = [x for j, x in enumerate(operands) if kinds[j] != kind and x is not operands[i]]
             if kind == "weights" and func in _BY_ELEMENT and not _still_weights(operands[i], others, result):
                 trace.forget(into)

@@ -38,6 +38,10 @@ class Effects:
 
     `exact[*batch, layer, head]` is the target less the target with that head replaced: positive where the head raised
     it. `influence` is the first-order figure of the same replacement. NaN: not asked for, or no such head.
+
+    >>> found = Effects(["attn"], torch.tensor(2.0), torch.tensor([[0.5, -1.5]]), torch.tensor([[0.4, -1.0]]))
+    >>> found.top(1)
+    [(0, 1)]
     """
 
     layers: list[str]
@@ -243,7 +247,7 @@ class _Work:
         assert self.probe is not None
         if not self.graded.requires_grad:
             return
-        for layer, found in enumerate(self.probe.influence(self.graded, by)):
+        for layer, found in enumerate(self.probe.first_order(self.graded, by)):
             if found is None:
                 continue
             numbers = wanted[layer]

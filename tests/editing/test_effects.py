@@ -1,0 +1,151 @@
+"""What every head did for a target: exact, first order, and the example of a real model with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import edit_cases
+import sightline as sl
+import watch_cases
+from sightline.editing import head_effects as module
+from sightline.errors import InputError, InputTypeError
+
+
+def target(out):
+    return (out[0] if isinstance(out, tuple) or hasattr(out, "logits") else out)[:, -1, 0] * 3
+
+
+@pytest.mark.parametrize("by", ["zero", "mean"])
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_each_head_is_replaced_as_if_it_were_alone(family, by):
+    model, inputs = watch_cases.model(family), watch_cases.inputs(family, "right")
+    found = sl.effects(model, inputs, target, by=by)
+    assert found.exact.shape == found.influence.shape == (3, len(found.layers), 4)
+    with torch.no_grad():
+        assert torch.allclose(found.baseline, target(model(**inputs)).double(), atol=1e-5)
+        for layer, head in [(0, 1), (1, 3), (len(found.layers) - 1, 0)]:
+            with sl.edit(model) as edits:
+                edits.ablate(by, heads=[(layer, head)])
+                alone = found.baseline - target(model(**inputs))
+            assert torch.allclose(found.exact[:, layer, head], alone, atol=2e-5)
+    for layer, head in found.top(2):
+        with sl.edit(model) as edits, torch.no_grad():
+            edits.scale(1.0, heads=[(layer, head)])
+            model(**inputs)
+    assert "orange" in found._repr_html_()
+    assert str(found).splitlines()[2].split()[:2] == [str(n) for n in found.top(1)[0]]
+
+
+def test_the_first_order_figure_predicts_small_changes():
+    model, x = edit_cases.small_decoder(), torch.randn(2, 7, 32)
+    replacement = {}
+    with torch.no_grad(), sl.watch(model, keep_output=True) as seen:
+        model(x)
+    for name in seen.layers:
+        replacement[name] = torch.zeros(4, 8)
+    found = sl.effects(model, x, lambda out: out[:, -1, :3].sum(-1), by=replacement)
+    plain = sl.effects(model, x, lambda out: out[:, -1, :3].sum(-1))
+    assert torch.allclose(found.influence, plain.influence)
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.scale(1 - 1e-2, heads=[(1, 2)])
+        changed = plain.baseline - model(x)[:, -1, :3].sum(-1)
+    assert torch.allclose(changed * 100, plain.influence[:, 1, 2], rtol=0.05, atol=1e-3)
+
+
+def test_a_patching_sweep_puts_in_another_run():
+    model, x, y = edit_cases.small_decoder(), torch.randn(1, 6, 32), torch.randn(1, 6, 32)
+    with torch.no_grad(), sl.watch(model, keep_output=True) as seen:
+        model(y)
+    found = sl.effects(model, x, lambda out: out[:, -1, 0], by=seen, heads=[(1, 1), (0, 2)])
+    assert int(found.exact.isfinite().sum()) == int(found.influence.isfinite().sum()) == 2
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.patch(seen, heads=[(1, 1)])
+        assert torch.allclose(found.baseline - model(x)[:, -1, 0], found.exact[:, 1, 1], atol=1e-5)
+    itself = sl.effects(model, y, lambda out: out[:, -1, 0], by=seen)
+    assert itself.exact.abs().max() < 1e-5
+
+
+def test_a_function_runs_once_for_each_head_and_a_number_for_all():
+    model, x = edit_cases.small_decoder(), torch.randn(2, 6, 32)
+    count = []
+
+    def run():
+        count.append(1)
+        return model(x)
+
+    one = sl.effects(model, run, lambda out: out[:, -1, 0].sum())
+    many = sl.effects(model, x, lambda out: out[:, -1, 0].sum())
+    assert one.exact.shape == (2, 4)
+    assert len(count) == 2 + 8
+    assert torch.allclose(one.exact, many.exact, atol=2e-5)
+    assert torch.allclose(one.influence, many.influence, atol=2e-5)
+
+
+def test_layers_below_are_not_computed_again_and_nothing_is_left(monkeypatch):
+    model, x = edit_cases.small_decoder(layers=4), torch.randn(1, 6, 32)
+    ran = []
+    model.layers[0].register_forward_hook(lambda *_: ran.append(1))
+    inner = model.layers[0].feed_forward.register_forward_hook(lambda *_: ran.append(2))
+    found = sl.effects(model, x, lambda out: out[:, -1, 0])
+    assert ran.count(2) == 2 + 1  # twice unedited, and once for its own heads
+    assert "forward" not in vars(model.layers[0])
+    inner.remove()
+
+    # A model whose blocks read more than their input is run whole.
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.seen = torch.nn.ModuleList(model.layers), None
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) * (1 + layer.feed_forward.down.weight[0, 0] * self.calls)
+            return x
+
+    odd = Odd()
+    odd.calls = 0.5
+    whole = sl.effects(odd, x, lambda out: out[:, -1, 0])
+    monkeypatch.setattr(module.Blocks, "below", _never)
+    assert torch.allclose(sl.effects(odd, x, lambda out: out[:, -1, 0]).exact, whole.exact, atol=1e-5)
+    assert torch.allclose(sl.effects(model, x, lambda out: out[:, -1, 0]).exact, found.exact, atol=1e-5)
+
+
+def _never(self, *_):
+    from contextlib import nullcontext
+
+    return nullcontext(False)
+
+
+def test_what_cannot_be_is_refused():
+    model, x = edit_cases.small_decoder(dropout=0.5), torch.randn(1, 6, 32)
+    with pytest.raises(InputError, match="two unedited runs differ"):
+        sl.effects(model.train(), x, lambda out: out[:, -1, 0])
+    model.eval()
+    with pytest.raises(InputTypeError, match="a target is a number"):
+        sl.effects(model, x, lambda out: out)
+    with pytest.raises(InputError, match="cannot be repeated"):
+        sl.effects(model, torch.randn(6), lambda out: out)
+    with pytest.raises(InputError, match="no such layer"):
+        sl.effects(model, x, lambda out: out[:, -1, 0], heads=[(7, 0)])
+    with pytest.raises(InputError, match="has no such heads"):
+        sl.effects(model, x, lambda out: out[:, -1, 0], heads=[(1, 9)])
+    with pytest.raises(InputError, match="no attention was seen"):
+        sl.effects(torch.nn.Linear(4, 4), torch.randn(1, 4), lambda out: out[:, 0])
+
+
+def test_what_was_done_before_an_interrupt_is_kept(monkeypatch):
+    model, x = edit_cases.small_decoder(), torch.randn(1, 6, 32)
+    changed = module._Work.changed
+
+    def stops(self, layer, some, by):
+        if layer == 1:
+            raise KeyboardInterrupt
+        return changed(self, layer, some, by)
+
+    monkeypatch.setattr(module._Work, "changed", stops)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        sl.effects(model, x, lambda out: out[:, -1, 0])
+    assert caught.value.effects.exact[:, 0].isfinite().all()
+    assert caught.value.effects.exact[:, 1].isnan().all()
+    assert len(caught.value.effects.top(9)) == 4
