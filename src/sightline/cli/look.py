@@ -60,6 +60,8 @@ def look(
     """Say what a model attended to in a text, and keep it as a folder or a page."""
     content = read(text)
     # These take rich along, which other commands do not wait for.
+    from rich.console import Console
+
     from sightline.cli import mattered
     from sightline.cli.account import account
 
@@ -76,7 +78,7 @@ def look(
     with folder(None if as_page else out) as place:
         wanted = None if target is None else mattered.target_of(*known.get(name)[::-1], name, target, instead)
         run, y = watched_run(known, name, content, layers, place, wanted if reads else None)
-        console = mattered.Console(highlight=False)
+        console = Console(highlight=False)
         less = "" if instead is None else f" less that of {instead!r}"
         what = f"{name}: the logit of {target!r}{less}"
         if of == "weights":

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import watch_cases as tiny
+from sightline.shapes import Sizes
 from sightline.watching import watch
+from sightline.watching.record.norms import sizes
 
 
 class Adapted(nn.Module):
@@ -114,3 +116,15 @@ def test_nothing_is_measured_where_nobody_asked():
     assert not any(inside)
     assert hooks == [len(module._forward_pre_hooks) for module in model.modules()]
     assert seen[0].extra.sizes is None
+
+
+def test_long_texts_take_another_way_to_the_same_numbers():
+    torch.manual_seed(3)
+    for rank in (24, 3):  # a weight that loses some directions has no root
+        weight = torch.randn(48, rank) @ torch.randn(rank, 4 * 16)
+        v, s = torch.randn(1, 2, 400, 16), Sizes((1,), 4, 2, 400, 400, 16, 16)
+        v[..., 7, :] = 0
+        wanted = [(v[:, h // 2].double() @ weight[:, 16 * h : 16 * h + 16].double().mT).norm(dim=-1) for h in range(4)]
+        whole = sizes(v.repeat(1, 1, 8, 1), weight, s)
+        torch.testing.assert_close(whole[..., :400], torch.stack(wanted, 1).float(), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(sizes(v, weight, s), whole[..., :400], atol=1e-4, rtol=1e-5)

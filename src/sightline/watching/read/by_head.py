@@ -85,7 +85,7 @@ def mean_output(seen: Seen) -> dict[str, Tensor]:
                     hint="sl.watch(model, keep_output=True)",
                 )
             for part in parts:
-                out, real = part.extra["output"].double(), _real(layer, part)  # type: ignore[arg-type]
+                out, real = part.extra["output"].double(), _real(layer, part)
                 kept = out if real is None else torch.where(real[:, None, :, None], out, 0.0)
                 sums[name] = sums.get(name, torch.zeros(())) + kept.sum((0, 2))
                 counts[name] = counts.get(name, 0) + (out.shape[0] * out.shape[2] if real is None else int(real.sum()))

@@ -227,7 +227,7 @@ def _resolved(picture: Picture, queries: int, keys: int) -> Picture:
         columns=columns,
         reduce=picture.reduce,
         visible_only=picture.visible_only,
-        **({"of": picture.of} if hasattr(picture, "of") else {}),
+        of=picture.of,
     )
 
 
