@@ -8,6 +8,7 @@ import torch
 import edit_cases
 import sightline as sl
 import watch_cases
+from model_cases import smollm2, smollm2_tokenizer
 from sightline.editing import head_effects as module
 from sightline.errors import InputError, InputTypeError
 
@@ -117,7 +118,8 @@ def test_a_real_model_with_its_numbers():
     ids = torch.tensor([tokenizer.encode("When Mary and John went to the store, John gave a drink to").ids])
     mary, john = (tokenizer.encode(name).ids[0] for name in (" Mary", " John"))
     difference = sl.targets.logit(mary, than=john)
-    found = sl.effects(model, ids, difference)
+    # All heads of the layers that the strongest are in: the others take a minute more, and are weaker.
+    found = sl.effects(model, ids, difference, heads=[(i, j) for i in (1, 20, 23, 29) for j in range(9)])
     assert round(float(found.baseline), 2) == 6.12
     strongest = found.top(6)
     assert strongest == [(23, 3), (1, 5), (29, 1), (1, 3), (20, 0), (29, 0)]
