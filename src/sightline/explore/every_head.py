@@ -25,7 +25,7 @@ def grid(run: Run, query: int, key: int, like: int = 0) -> dict[str, Any]:
     `like` is the layer in which the cell was chosen: keys of a memory are no tokens of the text.
     """
     _inside(run, like, query, key)
-    heads = []
+    heads: list[list[float | None]] = []
     for layer in run.layers:
         if not _alike(layer, run.layers[like], query, key):
             heads.append([None] * layer.heads)
@@ -38,7 +38,7 @@ def grid(run: Run, query: int, key: int, like: int = 0) -> dict[str, Any]:
 def strongest(run: Run, query: int, like: int = 0, n: int = 3) -> dict[str, Any]:
     """What a query looks at most in every layer and head: the `n` strongest keys, each with its weight."""
     _inside(run, like, query)
-    heads = []
+    heads: list[list[list[Any]]] = []
     for layer in run.layers:
         if not _alike(layer, run.layers[like], query, 0):
             heads.append([[] for _ in range(layer.heads)])
@@ -81,8 +81,8 @@ def _walk(run: Run, place: int, start: int, least: float, like: Layer) -> Iterat
         size[:, special] = 0.0
         size[:, 0] = size[:, place] = 0.0
         order = np.argsort(-size, axis=None, kind="stable")[:LISTED]
-        found = [
-            [int(head), int(key), float(rows[head, key])]
+        found: list[list[Any]] = [
+            [head, key, float(rows[head, key])]
             for head, key in (divmod(int(spot), layer.keys) for spot in order)
             if size[head, key] > 0
         ]
@@ -92,7 +92,7 @@ def _walk(run: Run, place: int, start: int, least: float, like: Layer) -> Iterat
             place = found[0][1]
 
 
-def _largest(row: np.ndarray, n: int) -> list[list[float]]:
+def _largest(row: np.ndarray, n: int) -> list[list[Any]]:
     size = np.nan_to_num(np.abs(row), nan=-1.0)
     order = np.argsort(-size, kind="stable")[:n]
     return [[int(key), float(row[key])] for key in order if size[key] > 0]

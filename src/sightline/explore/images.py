@@ -22,7 +22,7 @@ _NAME = re.compile(r"[\w-]{1,64}\.(?:png|jpe?g)")
 
 def about(run: Run) -> dict[str, int] | None:
     """Where the patches stand: rows, columns, and how many tokens come before them; None without a picture."""
-    said = run.meta.get("image")
+    said: Any = run.meta.get("image")
     if run.folder is None or not _sound(said):
         return None
     rows, columns = said["grid"]
@@ -42,7 +42,12 @@ def read(run: Run) -> tuple[bytes, str]:
             raise InputError("the picture of this run is no file that can be shown")
         content = path.read_bytes()
     except OSError as error:
-        raise InputError("the picture of this run cannot be read", got=error.strerror or "no file") from error
+        raise InputError(
+            "the picture of this run cannot be read",
+            expected="the file that the run names",
+            got=error.strerror or "no file",
+            hint="save the run again, with its picture",
+        ) from error
     for start, kind in KINDS.items():
         if content.startswith(start):
             return content, kind
