@@ -2,8 +2,8 @@
 
     python docs/pictures.py
 
-All of them are of minilm on one sentence, but the pictures of a long map, which are of SmolLM2 on Python's own help, and
-the readings of one row, which are of SmolLM2 on a sentence with two names.
+All of them are of minilm on one sentence, but the pictures of a long map, which are of SmolLM2 on Python's own help,
+and the readings of one row, which are of SmolLM2 on a sentence with two names.
 """
 
 from __future__ import annotations

@@ -15,9 +15,11 @@ from sightline.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 COLOURS = "magma"  # of weights: dark is none, light is much
+LOWERS, RAISES = "#2166ac", "#e66101"  # of numbers with a sign: orange is positive
 INK, FAINT = "#222222", "#8a8a8a"
 MARK = "#00b4d8"  # what is pointed at: unlike every colour of magma
 STYLE = {
@@ -52,6 +54,13 @@ def style() -> Iterator[None]:
         ) from None
     with matplotlib.style.context(["default", STYLE]):
         yield
+
+
+def signed_colours() -> Colormap:
+    """From blue, below 0, over white to orange."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("signed", [LOWERS, "#ffffff", RAISES])
 
 
 def new_figure(width: float, height: float) -> Figure:

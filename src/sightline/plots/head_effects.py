@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.plots.canvas import new_figure, style
+from sightline.plots.canvas import new_figure, signed_colours, style
 from sightline.plots.heads import count_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# The two ends of the scale, as in the table of a notebook.
-LOWERS, RAISES = "#2166ac", "#e66101"
 
 
 def effects(found: Any, *, of: str = "exact", title: str | None = None) -> Figure:
@@ -43,9 +40,7 @@ def effects(found: Any, *, of: str = "exact", title: str | None = None) -> Figur
     table = np.asarray(values.reshape(-1, *values.shape[-2:]).mean(0), dtype=float)
     largest = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 1.0
     with style():
-        from matplotlib.colors import LinearSegmentedColormap
-
-        colours = LinearSegmentedColormap.from_list("effects", [LOWERS, "#ffffff", RAISES])
+        colours = signed_colours()
         wide = float(np.clip(0.26 * table.shape[1], 1.8, 7.0))
         high = float(np.clip(0.2 * table.shape[0], 1.2, 8.0))
         figure = new_figure(wide + 1.4, high + (0.9 if title else 0.6))

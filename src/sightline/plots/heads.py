@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.plots.canvas import new_figure, numbers, style
+from sightline.plots.canvas import new_figure, numbers, signed_colours, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def portraits(records: Iterable[Any], *, measures: Sequence[str] | None = None, 
 
 
 def by_head(table: Any, *, of: str = "influence", title: str | None = None) -> Figure:
-    """One number for each head as a table of layers x heads: what raised y in one colour, what lowered it in another.
+    """One number for each head as a table of layers x heads: orange what raised y, blue what lowered it.
 
     Args:
         table: `[layers, heads]`, such as `seen.by_head()[0]`, or the run itself, if it is of one text; NaN is blank.
@@ -107,15 +107,16 @@ def by_head(table: Any, *, of: str = "influence", title: str | None = None) -> F
         raise InputError(
             "this is a run of several texts", expected="one", got=f"{found.shape[0]}", hint="seen.by_head()[0]"
         )
-    found = found.reshape(found.shape[-2:])
+    found = np.asarray(found).reshape(found.shape[-2:])
     signed = bool(np.nanmin(found, initial=0.0) < 0)
     top = float(np.nanmax(np.abs(found), initial=0.0)) or 1.0
     with style():
         wide = float(np.clip(0.24 * found.shape[1], 2.2, 6.0))
         figure = new_figure(wide + 1.6, float(np.clip(0.2 * found.shape[0], 1.4, 7.0)) + 0.9)
         axes = figure.subplots()
-        colours = {"cmap": "RdBu_r", "vmin": -top} if signed else {"cmap": "cividis", "vmin": 0.0}
-        image = axes.imshow(found, aspect="auto", interpolation="nearest", vmax=top, **colours)
+        colours = signed_colours() if signed else "cividis"
+        lowest = -top if signed else 0.0
+        image = axes.imshow(found, colours, aspect="auto", interpolation="nearest", vmin=lowest, vmax=top)
         count_axis(axes.xaxis, range(found.shape[1]))
         count_axis(axes.yaxis, range(found.shape[0]) if layers is None else layers, 16)
         axes.tick_params(length=0)

@@ -155,7 +155,6 @@ class Seen(Mattered, Pictured, Worded):
         found = self._layer(layer)
         return {name: rows for name in SHARES if (rows := found.rows(name)) is not None}
 
-
     def portraits(self, model: Any = None) -> Portraits:
         """What each head does, in numbers: one record for every head of every layer.
 
