@@ -39,10 +39,10 @@ def run(texts: list, workers: int, folder: Path) -> tuple[dict[str, float], list
     return numbers | {"bytes_per_text": size / len(texts)}, found.rows()
 
 
-def _of_plays(folder: Path, limit: int) -> list[dict[str, str]]:
+def _of_plays(folder: Path, limit: int, cut: int) -> list[dict[str, str]]:
     """A piece from each play in turn: not one play alone."""
     plays = sorted(folder.glob("*_gut.txt"))
-    pieces = [read([play.read_text("utf-8", "replace")], cut=1600)[8:] for play in plays]
+    pieces = [read([play.read_text("utf-8", "replace")], cut=cut)[8:] for play in plays]
     return [
         {"name": f"{play.stem}#{i + 8}", "text": own[i].text}
         for i in range(max(map(len, pieces)))
@@ -63,9 +63,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--texts", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cut", type=int, default=1600, help="characters of a piece")
     options = parser.parse_args()
     limit, rounds = (8, 1) if harness.QUICK else (options.texts, options.rounds)
-    texts = _of_plays(options.plays, limit) if options.plays else _of_python(limit)
+    texts = _of_plays(options.plays, limit, options.cut) if options.plays else _of_python(limit)
     measured: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     rows: dict[int, list[dict]] = {}
     for _ in range(rounds):
