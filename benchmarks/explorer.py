@@ -414,7 +414,7 @@ def smollm2() -> list[dict]:
         page.goto(server.base)
         page.fill("textarea", text)
         started = time.perf_counter()
-        page.click("text=Run")
+        page.click(".composer button[type=submit]")
         page.wait_for_selector(".app:not(.empty) .head canvas", timeout=300_000)
         until(page, "complete", limit=300)
         ran = time.perf_counter() - started

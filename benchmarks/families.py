@@ -42,13 +42,16 @@ class Written(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with self:
-                return func(*args, **kwargs)
+            found = func(*args, **kwargs | {"need_weights": True, "average_attn_weights": False, "training": False})
+            self.maps.append(found[1].detach())
         if func is F.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             given = dict(zip(names, args)) | kwargs
             scale, grouped = given.pop("scale", None), given.pop("enable_gqa", False)
             given["dropout_p"] = 0.0
+            mask = given.get("attn_mask")
+            if mask is not None and mask.dtype == torch.bool:
+                given["attn_mask"] = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
             if grouped:
                 repeats = given["query"].shape[-3] // given["key"].shape[-3]
                 given["key"], given["value"] = (given[name].repeat_interleave(repeats, -3) for name in ("key", "value"))

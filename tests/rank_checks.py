@@ -260,7 +260,17 @@ def check_what_does_not_fit_is_refused_on_every_rank(rank: int, size: int) -> No
     _refused("balance", lambda: sl.parallel.attention(q, q, q, balance="zigzag"))
     _refused("backend", lambda: sl.parallel.attention(q, q, q, backend="none"))
     _, sight = sl.parallel.observe(q, q, q)
-    _refused("one rank's part", lambda: sight.save("nowhere"))
+    for ask in (
+        lambda: sight.save("nowhere"),
+        lambda: sight.top(2, of="norms"),
+        lambda: sight.tile(0, 0, of="influence"),
+        lambda: sight.received(reduce="max"),
+        lambda: sight.spans({"a": slice(0, 1)}),
+        lambda: sight.share(sl.causal()),
+        lambda: sight.influence,
+        lambda: sl.parallel.observe(q, q, q, stats=(sl.Picture(4, of="pull"),)),
+    ):
+        _refused("one rank's part", ask)
     q.add_(1)
     _refused("changed after the call", lambda: sight.entropy)
 
@@ -335,6 +345,9 @@ def check_a_model_under_tensor_parallel(rank: int, size: int) -> None:
     _as_one(found, whole)
     close(found[0].received(torch.ones(2, 4, 11)), whole[0].received(), "fetched")
     close(found[1].tile(2, 1), whole[1].tile(2, 1), "fetched")
+    close(found[0].received(reduce="max"), whole[0].received(reduce="max"), "fetched")
+    close(found[0].spans({"some": slice(0, 4)}).table, whole[0].spans({"some": slice(0, 4)}).table, "spans")
+    close(found[0].share(sl.window(1)), whole[0].share(sl.window(1)), "share")
     assert mine[0].shape == (2, 4 // size, 11, 11)
     if size == 2:  # of four ranks each has one head, which is all of them
         some = _watched(model, ids, heads=0)
@@ -352,6 +365,9 @@ def check_long_maps_are_fetched_from_who_holds_them(rank: int, size: int) -> Non
     close(kept[0].tile(slice(500, 520), slice(7, 600)), whole[0].tile(slice(500, 520), slice(7, 600)), "tile")
     close(kept[0].distance / 600, whole[0].distance / 600, "distance")
     close(kept[0].top(4).weights, whole[0].top(4).weights, "strongest")
+    by = torch.rand(1, 4, 600)
+    close(kept[0].received(by), whole[0].received(by), "weighted")
+    close(kept[0].share(sl.window(1)), whole[0].share(sl.window(1)), "share")
     close(not_kept[0].entropy, whole[0].entropy, "entropy")
     _refused("needs q and k", lambda: not_kept[0].tile(slice(500, 520), slice(7, 600)))
 

@@ -6,6 +6,7 @@ from sightline.editing import Edits, Effects, edit, effects
 from sightline.lens import Picture, Received, Sight, Spans, Statistic, Top, TopKeys, declare, look, observe
 from sightline.masks import Mask, causal, dense, documents, padding, prefix, window
 from sightline.positions import alibi
+from sightline.surveying import survey
 from sightline.version import __version__ as __version__
 from sightline.watching import load, monitor, watch
 
@@ -43,6 +44,7 @@ __all__ = [
     "positions",
     "prefix",
     "steps",
+    "survey",
     "targets",
     "watch",
     "which_backend",

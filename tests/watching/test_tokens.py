@@ -67,3 +67,36 @@ def test_ids_among_the_arguments():
     assert find_ids((), {"input_ids": ids[0]}).tolist() == [[1, 2]]
     assert find_ids((torch.randn(1, 2),), {"input_ids": None}) is None
     assert find_ids((torch.randn(1, 2, 3),), {}) is None
+
+
+def test_ids_in_a_dict_are_found():
+    ids = torch.tensor([[4, 5, 6]])
+    for args, kwargs in (
+        (({"input_ids": ids, "attention_mask": torch.ones(1, 3)},), {}),
+        ((), {"features": {"input_ids": ids}}),
+    ):
+        assert torch.equal(find_ids(args, kwargs), ids)
+    assert find_ids(({"pixel_values": torch.zeros(1, 3, 4, 4)},), {}) is None
+
+
+def test_a_sentence_transformer_names_the_tokens_of_its_dict():
+    class Sentences(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.attn = torch.nn.Embedding(9, 8), torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, features):
+            x = self.embed(features["input_ids"])
+            return self.attn(x, x, x)[0]
+
+    class Words:
+        def convert_ids_to_tokens(self, number):
+            return f"word{number}"
+
+    class Holder:
+        tokenizer = Words()
+
+    model = Sentences().eval()
+    with torch.no_grad(), watch(model, tokenizer=Holder()) as seen:
+        model({"input_ids": torch.tensor([[1, 2]])})
+    assert seen.tokens == [["word1", "word2"]]

@@ -473,10 +473,10 @@ def test_type_a_text_and_run_it(browser: Browser) -> None:
         page.wait_for_selector(".composer.alone")
         assert page.locator("textarea").input_value() == SENTENCE
         page.fill("textarea", "")
-        page.click("text=Run")
+        page.click(".composer button[type=submit]")
         page.wait_for_selector(".composer .problem >> text=Type a text first")
         page.fill("textarea", SENTENCE)
-        page.click("text=Run")
+        page.click(".composer button[type=submit]")
         page.wait_for_selector(".app:not(.empty) .head canvas")
         visit.settle()
         page.select_option("select[aria-label=layer]", "3")
@@ -492,7 +492,7 @@ def test_type_a_text_and_run_it(browser: Browser) -> None:
         # A text that is too long fails with a sentence, and harms nothing.
         page.click("text=New text")
         page.fill("textarea", "lion " * 3000)
-        page.click(".composer >> text=Run")
+        page.click(".composer button[type=submit]")
         page.wait_for_selector(".progress.problem >> text=too long for minilm")
         page.click(".progress >> text=Dismiss")
         page.click("button[aria-label='close this run']")
@@ -507,7 +507,7 @@ def test_the_ninth_text_runs_and_the_page_says_what_made_room(browser: Browser) 
             if i:
                 page.click("text=New text")
             page.fill("textarea", f"Text {i} of nine: the kids left.")
-            page.click(".composer >> text=Run")
+            page.click(".composer button[type=submit]")
             page.wait_for_selector(f".run-select option:checked:has-text('Text {i} of nine')", state="attached")
             if i == 7:  # somebody looks at the oldest one: the next one has to go
                 oldest = service.library.listed()[-1]["id"]
@@ -529,7 +529,7 @@ def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
         page = visit.page
         page.fill("textarea", "The kids were scared of the lions, so")
         page.fill("input[aria-label='tokens to generate']", "14")
-        page.click("text=Run")
+        page.click(".composer button[type=submit]")
         page.wait_for_selector(".app:not(.empty)")
         sizes: list[int] = []
         visit.until("document.querySelectorAll('.text-body .t').length > 0")
@@ -564,7 +564,8 @@ def test_layers_appear_as_they_are_done(
         handle = model.encoder.layers[1].register_forward_pre_hook(lambda *_: go.wait(60) and None)
         try:
             page = visit.page
-            page.click("text=Run")
+            page.click(".composer button[type=submit]")
+            page.mouse.move(2, 2)  # else it may point at a token
             page.wait_for_selector(".app:not(.empty)")
             visit.until("document.querySelectorAll('.head').length === 12")
             assert page.locator("select[aria-label=layer] option").all_inner_texts() == ["Layer 0"]
@@ -579,13 +580,14 @@ def test_layers_appear_as_they_are_done(
             go.set()
             handle.remove()
         visit.until("document.querySelectorAll('.head').length === 72")
-        visit.until("location.hash.includes('L=1&H=8&')")
+        visit.until("location.hash.includes('L=3&H=1&')")
         assert not page.locator(".progress").is_visible()
         visit.settle()
 
 
 def test_a_run_that_is_taken_back_half_way_is_left(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sightline.explore.model_runs.EVERY", 0.0)
+    monkeypatch.setattr("sightline.explore.model_runs.SHARE", 1e9)  # every layer is looked at, however long that takes
     go = threading.Event()
     with asking(browser, "minilm") as (visit, service):
         assert service.models is not None
@@ -593,7 +595,7 @@ def test_a_run_that_is_taken_back_half_way_is_left(browser: Browser, monkeypatch
         handle = model.encoder.layers[2].register_forward_pre_hook(lambda *_: go.wait(60) and None)
         try:
             page = visit.page
-            page.click("text=Run")
+            page.click(".composer button[type=submit]")
             visit.until("document.querySelectorAll('.head').length === 24")
             visit.settle()
             page.click(".progress >> text=Cancel")
@@ -646,7 +648,7 @@ def test_compare_heads_texts_and_their_difference(visit: Visit, live: Live) -> N
 
 
 def test_links_isolate_and_pin(visit: Visit, live: Live) -> None:
-    page = visit.open(at(live, L=3, H=1, view="links"))
+    page = visit.open(at(live, L=3, H=1, view="links", aside=0))
     page.wait_for_selector(".links-lines path", state="attached")
     exact = live.service.run(live.kids).account["encoder.layers.3.attention"].tile(slice(None), slice(None))[0, 1]  # type: ignore[attr-defined]
     wanted = sum(int((row.topk(8).values >= 0.02).sum()) for row in exact)
@@ -675,6 +677,8 @@ def test_exports(visit: Visit, live: Live, tmp_path: Path) -> None:
     drawing = found["SVG"].decode()
     assert drawing.count("<rect") > 256
     assert ">kids</text>" in drawing
+    assert ">keys → across</text>" in drawing
+    assert ">queries ↓ down</text>" in drawing
     lines = found["CSV"].decode().splitlines()
     assert len(lines) == 257
     numbers = np.load(io.BytesIO(found["npz"]))
@@ -941,16 +945,15 @@ def test_links_are_exported_as_they_are_seen(browser: Browser, live: Live, tmp_p
         ]
         page.goto(f"file://{tmp_path}/links.svg")
         drawn = np.asarray(
-            Image.open(io.BytesIO(page.screenshot(clip={"x": 160, "y": 0, "width": 260, "height": 352}))).convert("RGB")
+            Image.open(io.BytesIO(page.screenshot(clip={"x": 160, "y": 0, "width": 260, "height": 385}))).convert("RGB")
         ).astype(int)
         # From "they" in the eleventh line to "kids" in the third.
         starts, ends = (
-            drawn[int((line + 0.5) * 22) - 2 : int((line + 0.5) * 22) + 2, column]
-            for line, column in ((10, 3), (2, -4))
+            drawn[int((line + 2) * 22) - 2 : int((line + 2) * 22) + 2, column] for line, column in ((10, 3), (2, -4))
         )
         for place in (starts, ends):
             assert np.abs(place - ink).max(-1).min() < 60, "there is a line in the colour of the page's"
-        faint = drawn[int(4.5 * 22) - 8 : int(4.5 * 22) + 8, 3]
+        faint = drawn[6 * 22 - 8 : 6 * 22 + 8, 3]
         assert np.abs(faint - drawn[0, 0]).max() < 30, "and those that the page sets aside are faint"
     finally:
         visit.requests.clear()
@@ -1034,7 +1037,7 @@ def test_markdown_reads_as_it_was_typed(visit: Visit, add: Add) -> None:
 
 
 def test_a_difference_has_its_own_legend_and_export(visit: Visit, live: Live, tmp_path: Path) -> None:
-    page = visit.open(at(live, L=3, H=1, view="compare", diff=1, hi=0.8) + f"&with={live.kids},3,2")  # type: ignore[attr-defined]
+    page = visit.open(at(live, L=3, H=1, view="compare", diff=1, scale="log", hi=0.8) + f"&with={live.kids},3,2")  # type: ignore[attr-defined]
     legend = page.locator(".compare .legend")
     assert legend.locator(".scalebar").inner_text() == "−0.8"
     assert legend.locator("input:visible").input_value() == "0.8"

@@ -63,7 +63,7 @@ def test_only_raw_numbers_and_files_are_not_described(client: Client) -> None:
         for answer in operation["responses"].values()
         if any(not content["schema"] for content in answer.get("content", {}).values())
     }
-    assert left == {"thumbs", "tiles", "rows", "columns", "tracks", "rollout", "export"}
+    assert left == {"thumbs", "tiles", "rows", "columns", "tracks", "rollout", "export", "image"}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,9 @@ def test_only_raw_numbers_and_files_are_not_described(client: Client) -> None:
         ("/api/runs/{run}/grid", "/api/runs/{id}/grid?q=200&k=5"),
         ("/api/runs/{run}/grid", "/api/runs/{id}/grid?q=200&layer=1"),
         ("/api/runs/{run}/path", "/api/runs/{id}/path?q=200"),
+        ("/api/runs/{run}/links/{layer}/{head}", "/api/runs/{id}/links/1/2"),
+        ("/api/runs/{run}/links/{layer}/{head}", "/api/runs/{id}/links/1/2?q=200&k=5"),
+        ("/api/runs/{run}/bookmarks", "/api/runs/{id}/bookmarks"),
     ],
 )
 def test_answers_have_their_shape(route: str, path: str, client: Client, run: Run) -> None:

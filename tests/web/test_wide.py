@@ -82,7 +82,7 @@ def test_a_large_screen_rests(browser: Browser, live: Live, wide: str) -> None:
     page.goto(f"{visit.base}#v=1&run={wide}&view=compare&L=0&H=0&with={wide},0,1&diff=1")
     page.wait_for_selector(".compare .surface")
     page.mouse.move(1900, 1000)
-    for _ in range(3):
+    for _ in range(2):
         page.mouse.wheel(0, -100)
         page.wait_for_timeout(60)
     asked = quiet(visit, ".compare .surface")
@@ -183,7 +183,8 @@ def test_a_declared_statistic_is_listed_and_ranked_by(browser: Browser, live: Li
         page.click(".panels [data-panel=heads]")
     line = page.locator(".measures li", has_text="variance of the distance")
     assert line.locator("b").inner_text() == "400"
-    assert line.get_attribute("title") == "how spread out, in tokens²"
+    line.locator(".what").click()
+    assert line.locator(".what-said").inner_text() == "how spread out, in tokens²"
     assert inside(page, ".measures b")
     page.click(".chip-button[data-order=distance_variance]")
     assert page.locator(".chip-button[aria-checked=true]").inner_text() == "Variance of the distance"

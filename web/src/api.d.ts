@@ -9,6 +9,12 @@ export type paths = Record<string, never>;
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /** @description What is asked about: a token, another one instead, after a position. */
+        Aim: {
+            token: string;
+            than: string;
+            after: number | null;
+        };
         /** @description One cell of a map. */
         Cell: {
             query: number;
@@ -19,6 +25,7 @@ export interface components {
             of?: number;
             score?: number | null;
             entropy: number | null;
+            reading?: number | null;
             others: components["schemas"]["RowValue"][];
         };
         /** @description One cell in every layer and head; null where it is hidden. */
@@ -27,6 +34,12 @@ export interface components {
             key: number;
             of: string;
             heads: (number | null)[][];
+        };
+        /** @description The patches of a picture: rows, columns, and how many tokens come before them. */
+        Image: {
+            rows: number;
+            columns: number;
+            first: number;
         };
         /**
          * @description One attention layer, by its place in the run and its number in the model.
@@ -68,6 +81,27 @@ export interface components {
                 number
             ] | null;
         };
+        /** @description Links of a head, each a query, a key and their weight: the strongest, or those most like a pinned one, first. */
+        Links: {
+            links: [
+                number,
+                number,
+                number
+            ][];
+        };
+        /** @description A bookmark: a head by the model's own numbers, what is pinned in it, and a sentence. */
+        Mark: {
+            layer: number;
+            head: number;
+            q: number | null;
+            k: number | null;
+            text: string;
+        };
+        /** @description The bookmarks of a run; `saved` if they lie in its folder. */
+        Marks: {
+            marks: components["schemas"]["Mark"][];
+            saved: boolean;
+        };
         /** @description How a number of a head is shown; `range` are the ends of its scale, if it has any. */
         Measure: {
             name: string;
@@ -85,6 +119,45 @@ export interface components {
             title: string;
             causal?: boolean;
         };
+        /** @description A bookmark. */
+        NewMark: {
+            /** @description as the model counts */
+            layer: number;
+            head: number;
+            /** @description the pinned query */
+            q?: number | null;
+            /** @description the pinned key */
+            k?: number | null;
+            /**
+             * @description a sentence
+             * @default
+             */
+            text: string;
+        };
+        /** @description All bookmarks of a run. */
+        NewMarks: {
+            marks: components["schemas"]["NewMark"][];
+        };
+        /** @description How to go on writing. */
+        NewPace: {
+            /** @description pause, step (one more token), go, or stop here */
+            do: string;
+        };
+        /** @description What to read a run for. */
+        NewReading: {
+            /**
+             * @description a token, the likeliest if empty
+             * @default
+             */
+            token: string;
+            /**
+             * @description another one instead of it
+             * @default
+             */
+            than: string;
+            /** @description the position it comes after; the last if left out */
+            after?: number | null;
+        };
         /** @description A text to run a model on. */
         NewRun: {
             /** @description at most 1 MB of UTF-8 */
@@ -98,6 +171,31 @@ export interface components {
              * @default 0
              */
             generate: number;
+            /**
+             * @description edits of its attention, e.g. ablate:23.3, cut:23.3:q13:k9
+             * @default []
+             */
+            edits: string[];
+            /**
+             * @description ids of the first of them, e.g. up to an alternative
+             * @default []
+             */
+            begun: number[];
+        };
+        /** @description What comes next: the likeliest tokens, the one asked about and another one; `value`: the difference of logits. */
+        Next: {
+            after: number;
+            tokens: components["schemas"]["NextToken"][];
+            token: components["schemas"]["NextToken"];
+            than: components["schemas"]["NextToken"] | null;
+            value: number;
+        };
+        /** @description A token that may come next, its probability and its logit. */
+        NextToken: {
+            id: number;
+            text: string;
+            p: number;
+            logit: number;
         };
         /** @description Where an order stands. */
         Order: {
@@ -173,6 +271,10 @@ export interface components {
             got: string;
             try: string;
         };
+        /** @description What is on the screen, as a program. */
+        Python: {
+            python: string;
+        };
         /** @description A statistic of a row. */
         RowValue: {
             name: string;
@@ -180,7 +282,13 @@ export interface components {
             unit: string;
             value: number | null;
         };
-        /** @description A run: its model, its text, its layers, and what attended without being caught. */
+        /**
+         * @description A run: its model, its text, its layers, and what attended without being caught.
+         *
+         *     `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text. A reading of a run
+         *     is a run too: `of` is what its cells are, `base` the run, `most` its largest cell, `aim` what it is for, `value` its
+         *     value. `own` are readings that the run has by itself, `why_not` the reason why no others can be made.
+         */
         Run: {
             id: string;
             /** @constant */
@@ -198,6 +306,19 @@ export interface components {
             };
             revision: number;
             growing: boolean;
+            prompt: number | null;
+            asked: string | null;
+            edits: string[];
+            base: string;
+            /** @enum {string} */
+            of: "weights" | "norms" | "influence" | "pull";
+            signed: boolean;
+            most: number | null;
+            aim: components["schemas"]["Aim"] | null;
+            value: number | null;
+            own: string[];
+            image: components["schemas"]["Image"] | null;
+            why_not: string | null;
         };
         /** @description A run, as the list of runs has it. */
         RunInShort: {
@@ -264,11 +385,32 @@ export interface components {
         Text: {
             text: string;
         };
+        /** @description A token that might be written, and its probability. */
+        Token: {
+            id: number;
+            text: string;
+            p: number;
+        };
         Tokens: {
             from: number;
             to: number;
             texts: string[];
             kinds: number[];
+        };
+        /** @description What a model wrote after a prompt of so many tokens; and whether it goes on, or waits. */
+        Written: {
+            prompt: number;
+            tokens: components["schemas"]["WrittenToken"][];
+            total: number;
+            writing: boolean;
+            paused: boolean;
+        };
+        /** @description A token that was written, and the likeliest of those that were not. */
+        WrittenToken: {
+            id: number;
+            text: string;
+            p: number;
+            others: components["schemas"]["Token"][];
         };
     };
     responses: never;

@@ -65,7 +65,7 @@ export class AsideSwitch {
   private draw(): void {
     const run = this.context.run.value;
     const { layer, head, aside } = this.context.state;
-    const share = run && layer < run.info.layers.length ? run.sink(layer, head) : 0;
+    const share = run && !run.reading && layer < run.info.layers.length ? run.sink(layer, head) : 0;
     this.node.hidden = share <= SINK;
     this.node.setAttribute("aria-pressed", String(aside));
     this.node.textContent = `first token ${Math.round(100 * share)} %: ${aside ? "set aside" : "shown"}`;

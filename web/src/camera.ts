@@ -133,7 +133,9 @@ export class Camera {
       this.map.setMaxBounds(null as unknown as L.LatLngBoundsExpression);
       this.map.setZoomAround(L.point(point.x, point.y), zoom, { animate: false });
     });
-    this.events.moved(this.place, true);
+    // Exactly where the address can say: who opens it sees the same pixels.
+    const { row, col } = this.place;
+    this.visit({ row: Math.round(row * 100) / 100, col: Math.round(col * 100) / 100, zoom }, true);
   }
 
   // Into a rectangle of the view, as far as it fits.

@@ -4,7 +4,9 @@ export type MapName = "magma" | "viridis" | "cividis" | "grey";
 export type ScaleName = "log" | "linear";
 
 // 25 colours of each map, evenly spaced; those between are mixed. All can be read without seeing red or green.
-const STOPS: Record<MapName | "difference", string> = {
+type Stops = MapName | "difference" | "difference-dark";
+
+const STOPS: Record<Stops, string> = {
   magma:
     "000004 050416 100b2d 1d1147 2c115f 3f0f72 51127c 601880 721f81 832681 932b80 a5317e b73779 c73d73 d8456c e75263 f1605d f8745c fc8961 fd9b6b feb078 fec488 fed799 fdebac fcfdbf",
   viridis:
@@ -12,6 +14,7 @@ const STOPS: Record<MapName | "difference", string> = {
   cividis:
     "00224e 002a5f 003170 1a386f 2a3f6d 38476c 434e6c 4d556c 575d6d 61656f 6a6c71 737475 7d7c78 868379 918b78 9b9476 a59c74 b0a571 bcae6c c6b667 d2c060 dec958 e9d34e f6dd3f fee838",
   grey: "111111 f4f4f4",
+  "difference-dark": "8cc2ff 5a9fe6 35699f 294563 24242d 573d25 8f5a24 cf8536 ffc581",
   difference: "0b4f9e 2f7dc4 7fb0dd c5dcef f3f3f3 f8dcc0 f0b27a dd7f2a a65000",
 };
 
@@ -22,13 +25,20 @@ export interface Scale {
   map: MapName;
   dark: boolean;
   difference: boolean;
+  most?: number; // of a reading: its largest cell, which its thumbnails are shares of
+}
+
+// What a reading goes up to is known: the largest cell of any head.
+export function readingScale(scale: Scale, { most, signed }: { most: number; signed: boolean }): Scale {
+  const lo = scale.name === "log" ? most * 1e-4 : 0;
+  return { ...scale, lo, hi: most, difference: scale.difference || signed, most };
 }
 
 export type Rgb = [number, number, number];
 
 const parsed = new Map<string, Rgb[]>();
 
-function stops(name: MapName | "difference"): Rgb[] {
+function stops(name: Stops): Rgb[] {
   let list = parsed.get(name);
   if (!list) {
     list = STOPS[name].split(" ").map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)) as Rgb);
@@ -37,7 +47,12 @@ function stops(name: MapName | "difference"): Rgb[] {
   return list;
 }
 
-export function colorAt(name: MapName | "difference", t: number): Rgb {
+// Blue below 0, orange above; what is 0 has nearly the colour of the paper.
+export function signedColor(dark: boolean, t: number): Rgb {
+  return colorAt(dark ? "difference-dark" : "difference", t);
+}
+
+export function colorAt(name: Stops, t: number): Rgb {
   const list = stops(name);
   const place = Math.min(Math.max(t, 0), 1) * (list.length - 1);
   const i = Math.min(Math.floor(place), list.length - 2);
@@ -74,7 +89,7 @@ export function paper(dark: boolean): Rgb {
 
 export function colorOf(scale: Scale, weight: number): Rgb | null {
   if (Number.isNaN(weight)) return null;
-  if (scale.difference) return colorAt("difference", 0.5 + 0.5 * signedPosition(scale, weight));
+  if (scale.difference) return signedColor(scale.dark, 0.5 + 0.5 * signedPosition(scale, weight));
   if (weight === 0) return paper(scale.dark);
   if (weight < 0) return rampColor(scale, 0);
   return rampColor(scale, position(scale, weight));
@@ -159,8 +174,20 @@ export function thumbWeight(code: number): number {
   return code === 1 ? 0 : THUMB_FLOOR * Math.exp(((code - 2) / 253) * -Math.log(THUMB_FLOOR));
 }
 
+// The cell of a reading that a byte of a thumbnail stands for.
+export function thumbCell(code: number, most: number): number {
+  const share = (code - 128) / 127;
+  return code === 0 ? NaN : Math.sign(share) * share * share * most;
+}
+
 export function thumbTable(scale: Scale): Uint32Array {
   const table = new Uint32Array(256);
+  const { most } = scale;
+  if (most !== undefined)
+    return table.map((_, code) => {
+      const color = colorOf(scale, thumbCell(code, most));
+      return color === null ? 0 : ((255 << 24) | (color[2] << 16) | (color[1] << 8) | color[0]) >>> 0;
+    });
   for (let code = 0; code < 256; code++) {
     // A byte cannot tell 0 from next to nothing: both are shown as below the floor.
     const color = code === 1 ? rampColor(scale, 0) : colorOf(scale, thumbWeight(code));

@@ -84,6 +84,7 @@ export class Compare {
     const { state } = this.context;
     if (!run || !state.other || !other || other.id !== state.other.run || state.layer >= run.info.layers.length)
       return null;
+    if (run.info.of !== other.info.of) return null; // until both are read the same way
     const layer = Math.min(state.other.layer, other.info.layers.length - 1);
     const head = Math.min(state.other.head, other.layer(layer).heads - 1);
     return [

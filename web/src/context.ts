@@ -2,35 +2,18 @@
 
 import { batch, signal } from "@preact/signals-core";
 import { carried } from "./carrier";
-import { onChange } from "./changes";
-import { opening, rescaled, type Scale, type ScaleName } from "./colors";
+import { opening, readingScale, rescaled, type Scale, type ScaleName } from "./colors";
 import { EmbeddedSource, embeddedData } from "./embedded";
 import { fitted } from "./fitted";
-import type { Cells } from "./grid";
 import { Loader } from "./loader";
+import { sayLooked } from "./looked";
+import type { Hover, Link, Notice } from "./pointed";
 import { OpenRun } from "./run";
 import { HttpSource, isRun, Refused, type Source, sentence } from "./source";
 import { bare, START, type State, Store, same } from "./state";
 import { store, stored } from "./storage";
 
-// Milliseconds between two words to the server that a run is looked at.
-const LOOK = 30_000;
-
-export interface Hover {
-  q: number | null;
-  k: number | null;
-  cells: Cells | null;
-  from: string;
-}
-
-// What is said, and what tries again where that is of use.
-export interface Notice {
-  text: string;
-  again: (() => void) | null;
-}
-
-// Query, key and weight.
-export type Link = [number, number, number];
+export type { Hover, Link, Notice };
 
 export class Context {
   readonly source: Source;
@@ -50,7 +33,7 @@ export class Context {
   readonly way = carried(); // to the kernel of a notebook, if this is a widget
   readonly store = new Store(this.way !== null);
   private opening = 0;
-  private readonly viewer = Math.random().toString(36).slice(2);
+  private comes: string | null = null; // the run that is being opened
 
   constructor() {
     const data = embeddedData();
@@ -70,23 +53,7 @@ export class Context {
     });
     this.store.on(["layer", "head"], () => this.findLink());
     this.store.on(["other"], () => void this.openOther());
-    onChange(this.run, () => this.look());
-    onChange(this.other, () => this.look());
-    window.setInterval(() => this.look(), LOOK);
-  }
-
-  // The server closes no run that a page says it shows.
-  private look(): void {
-    if (this.way || !this.source.live) return;
-    const { run, other } = this;
-    for (const [id, by] of [
-      [run.value?.id, ""],
-      [this.state.other ? other.value?.id : undefined, "-beside"],
-    ])
-      if (id)
-        this.source.look(id, this.viewer + by).catch((error) => {
-          if (error instanceof Refused && error.status === 404) this.say("the server has closed this run");
-        });
+    sayLooked(this);
   }
 
   get state(): State {
@@ -95,7 +62,8 @@ export class Context {
 
   scale(difference = false): Scale {
     const { scale, lo, hi, map } = this.state;
-    return { name: scale, lo, hi, map, dark: this.dark.value, difference };
+    const chosen = { name: scale, lo, hi, map, dark: this.dark.value, difference };
+    return this.run.value?.reading ? readingScale(chosen, this.run.value.reading) : chosen;
   }
 
   useScale(name: ScaleName): void {
@@ -114,6 +82,7 @@ export class Context {
     const open = this.run.value;
     if (open && open.id === id && !fresh) return;
     const now = ++this.opening;
+    this.comes = id;
     this.busy.value = true;
     try {
       const info = await this.source.run(id);
@@ -140,17 +109,20 @@ export class Context {
     } catch (error) {
       this.failed(error, () => void this.open(id, fresh, given));
     } finally {
-      if (now === this.opening) this.busy.value = false;
+      if (now === this.opening) {
+        this.busy.value = false;
+        this.comes = null;
+      }
     }
   }
 
   // No run is open any more.
   leave(): void {
     this.opening++;
-    this.store.replace({ ...START, scale: this.state.scale, lo: this.state.lo });
-    this.other.value = null;
-    this.run.value = null;
-    this.link.value = null;
+    batch(() => {
+      this.run.value = this.other.value = this.link.value = null;
+      this.store.replace({ ...START, scale: this.state.scale, lo: this.state.lo });
+    });
   }
 
   // All that is told of a run as a whole; returns when its portraits are there.
@@ -164,6 +136,19 @@ export class Context {
     return portraits;
   }
 
+  // Another reading of the run that is open: the same places, other numbers.
+  async read(run: OpenRun): Promise<void> {
+    const open = this.run.value;
+    await Promise.all([run.loadThumbs(), run.loadPortraits(), run.tokens.load(() => undefined)]);
+    if (this.run.value !== open) return;
+    batch(() => {
+      this.run.value = run;
+      this.portraits.value++;
+      this.tokens.value++;
+    });
+    this.findLink();
+  }
+
   // Addresses write the model's own numbers.
   private known(run: OpenRun): OpenRun {
     this.store.numbers.set(run.id, run.info.layer_numbers);
@@ -172,12 +157,13 @@ export class Context {
 
   private firstLink(run: OpenRun): Promise<Link | null> {
     const [layer, head] = run.portraits?.first ?? [0, 0];
-    return run.source.link(run.id, run.rev, layer, head).catch(() => null);
+    return run.source.link(run.asked, run.rev, layer, head).catch(() => null);
   }
 
   // A run that is being written has new rows: the same view, with more of them.
   async grow(id: string): Promise<void> {
     const open = this.run.value;
+    if (this.comes === id) return; // as an address says, and not anew
     if (!open || open.id !== id) return this.open(id, true);
     const info = await this.source.run(id);
     if (this.run.value !== open || !isRun(info) || (info.revision === open.rev && info.growing === open.info.growing))
@@ -308,7 +294,7 @@ export class Context {
     const { layer, head } = this.state;
     if (!run || layer >= run.info.layers.length) return;
     run.source
-      .link(run.id, run.rev, layer, head)
+      .link(run.asked, run.rev, layer, head)
       .then((link) => {
         if (this.run.value === run && this.state.layer === layer && this.state.head === head) this.link.value = link;
       })

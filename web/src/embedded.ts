@@ -5,6 +5,7 @@ import { THUMB } from "./run";
 import {
   type CellPeek,
   type Held,
+  type Kept,
   type Limits,
   type OrderInfo,
   type PatchPeek,
@@ -39,6 +40,7 @@ export interface Embedded {
   portraits: Portraits;
   thumbs: string;
   heads: Record<string, HeadData>;
+  kept?: Kept;
 }
 
 interface Picture {
@@ -110,6 +112,10 @@ export class EmbeddedSource implements Source {
   }
   async thumbs(): Promise<{ bytes: Uint8Array; estimate: boolean }> {
     return { bytes: this.thumbBytes, estimate: false };
+  }
+
+  kept(): Kept {
+    return this.data.kept ?? {};
   }
 
   floor(layer: number, head: number): [number, number] | null {

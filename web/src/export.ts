@@ -1,6 +1,6 @@
 // Taking the view away: a picture with axes, legend and caption, or the exact numbers of what is visible.
 
-import { colorAt, colorOf, css, paper, rampColor, show } from "./colors";
+import { colorOf, css, paper, rampColor, show, signedColor } from "./colors";
 import type { Context } from "./context";
 import { el, svg } from "./dom";
 import { type Cells, single, ticks } from "./grid";
@@ -187,7 +187,7 @@ export class ExportDialog {
           y: height - 48,
           width: 3,
           height: 10,
-          fill: css(scale.difference ? colorAt("difference", t) : rampColor(scale, t)),
+          fill: css(scale.difference ? signedColor(dark, t) : rampColor(scale, t)),
         }),
       );
     }

@@ -109,7 +109,9 @@ export class Heads {
 
   private score(run: OpenRun, layer: number, head: number): number | null {
     if (this.order === "layer") return null;
-    return run.measure(layer, head, this.order);
+    const value = run.measure(layer, head, this.order);
+    // Of a reading with a sign the size counts, whichever way it goes.
+    return value !== null && this.order === "influence" ? Math.abs(value) : value;
   }
 
   private draw(): void {
@@ -173,7 +175,7 @@ export class Heads {
           "span",
           { class: "caption" },
           run.short(layer, head),
-          score === null ? null : el("b", {}, this.figure(run, score)),
+          score === null ? null : el("b", {}, this.figure(run, run.measure(layer, head, this.order) ?? score)),
         ),
       );
     }
@@ -326,7 +328,9 @@ export function drawThumb(
   const first = run.sink(layer, head);
   const single = columns === run.layer(layer).keys;
   const thumb =
-    whole && aside && first > SINK ? withoutFirst(whole, [rows, columns], THUMB, first, single, thumbWeight) : whole;
+    whole && aside && !run.reading && first > SINK
+      ? withoutFirst(whole, [rows, columns], THUMB, first, single, thumbWeight)
+      : whole;
   canvas.width = columns;
   canvas.height = rows;
   if (!thumb) return;

@@ -5,7 +5,7 @@ import { dialog } from "./export";
 import { store, stored } from "./storage";
 
 const KEYS: [string, string][] = [
-  ["1 … 6", "Map, Heads, Text, Links, Steps, Compare"],
+  ["1 … 7", "Map, Heads, Text, Links, Steps, Compare, All heads"],
   ["[ ]", "head before, head after"],
   ["{ }", "layer before, layer after"],
   ["arrows", "move the cell, the chosen token or the head"],
@@ -19,6 +19,9 @@ const KEYS: [string, string][] = [
   ["D", "diagonal on or off"],
   ["R", "rollout: what fed the pinned token"],
   ["S", "steps of the pinned cell"],
+  ["N", "the next strong link of this head"],
+  ["A", "the next place like the pinned one"],
+  ["B", "bookmarks"],
   ["/", "find words in the text; Enter goes on, Shift+Enter back"],
   ["E", "export"],
   ["?", "this list"],

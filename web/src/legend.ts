@@ -1,7 +1,7 @@
 // The legend: colours and what they mean, how cells are pooled, and the controls for both. Nothing here asks the server.
 
 import { onChange } from "./changes";
-import { colorAt, css, paper, type Rgb, rampColor, show, weightAt } from "./colors";
+import { css, paper, type Rgb, rampColor, show, signedColor, weightAt } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
 import type { Grid } from "./grid";
@@ -57,6 +57,7 @@ export class Legend {
     context.store.on(["scale", "pool", "map", "lo", "hi"], () => this.draw());
     onChange(context.dark, () => this.draw());
     onChange(context.subtracts, () => this.draw());
+    onChange(context.run, () => this.draw());
     this.draw();
   }
 
@@ -84,19 +85,29 @@ export class Legend {
     this.maps.value = map;
     this.lo.value = number(lo);
     this.hi.value = number(hi);
-    const diff = this.context.subtracts.value;
+    const reading = this.context.run.value?.reading ?? null;
+    const diff = this.context.subtracts.value || reading?.signed === true;
+    this.lo.disabled = this.hi.disabled = reading !== null; // up to the largest cell of any head
+    if (reading) {
+      this.lo.value = "0";
+      this.hi.value = number(reading.most);
+    }
     // A difference goes as far below 0 as above, in colours of its own.
     this.lo.hidden = this.maps.hidden = diff;
     this.least.hidden = !diff;
-    this.least.textContent = `−${number(hi)}`;
+    this.least.textContent = `−${number(reading?.most ?? hi)}`;
     const look = this.context.scale(diff);
     const draw = this.ramp.getContext("2d")!;
     for (let x = 0; x < this.ramp.width; x++) {
       const t = x / (this.ramp.width - 1);
-      draw.fillStyle = css(diff ? colorAt("difference", t) : rampColor(look, t));
+      draw.fillStyle = css(diff ? signedColor(look.dark, t) : rampColor(look, t));
       draw.fillRect(x, 0, 1, this.ramp.height);
     }
-    this.ramp.title = diff ? "blue: the second more; orange: the first more" : `middle: ${show(weightAt(look, 0.5))}`;
+    this.ramp.title = this.context.subtracts.value
+      ? "blue: the second more; orange: the first more"
+      : diff
+        ? "blue lowers what is asked about; orange raises it"
+        : `middle: ${show(weightAt(look, 0.5))}`;
     const swatch = (title: string, text: string, color: Rgb) => {
       const square = el("i", { class: "swatch" });
       square.style.background = css(color);
@@ -108,7 +119,7 @@ export class Legend {
     const same = scale === "log" ? [`apart by less than ${show(lo)}`, `< ±${show(lo)}`] : ["no difference", "0"];
     this.swatches.replaceChildren(
       masked,
-      ...(diff ? [swatch(same[0], same[1], colorAt("difference", 0.5))] : lo > 0 ? [zero, floor] : [zero]),
+      ...(diff ? [swatch(same[0], same[1], signedColor(look.dark, 0.5))] : lo > 0 ? [zero, floor] : [zero]),
     );
   }
 }

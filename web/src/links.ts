@@ -142,7 +142,7 @@ export class Links {
     this.about.textContent = whole
       ? `the ${TOP} strongest keys of every query, from ${LEAST} up`
       : `tokens ${this.first.toLocaleString("en")} to ${(this.stop - 1).toLocaleString("en")} of ${info.queries.toLocaleString("en")}, around the pinned query; farther keys as chips`;
-    const sink = this.context.state.aside && run.sink(layer, head) > SINK ? run.sink(layer, head) : 0;
+    const sink = this.context.state.aside && !run.reading && run.sink(layer, head) > SINK ? run.sink(layer, head) : 0;
     if (sink) this.about.append(`; the first token, ${Math.round(100 * sink)} %, is set aside: lines show the rest`);
     const now = ++this.asked;
     const floor = run.source.floor?.(layer, head) ?? info.floor;
@@ -165,7 +165,7 @@ export class Links {
       // Rows of one tile, or of those that hold this part of the map.
       const lines: Line[] = [];
       const tile = async (y: number, x: number) => {
-        const ref = { run: run.id, rev: run.rev, layer, head, lq: 0, lk: 0, y, x, pool: "mean" as const };
+        const ref = { run: run.asked, rev: run.rev, layer, head, lq: 0, lk: 0, y, x, pool: "mean" as const };
         const { values } = this.context.loader.get(ref) ?? (await run.source.tile(ref, new AbortController().signal));
         return values;
       };
@@ -179,7 +179,7 @@ export class Links {
             const row = values.subarray((i - y * 256) * 256, (i - y * 256 + 1) * 256);
             const rest = sink ? left(firsts?.[(i - y * 256) * 256] ?? 0) : 1;
             for (const j of topOf(row, TOP + 1)) {
-              const [k, shade] = [x * 256 + j, row[j] / rest];
+              const [k, shade] = [x * 256 + j, Math.abs(row[j]) / (run.reading?.most ?? rest)];
               if (shade >= LEAST && k >= this.first && k < this.keyStop && !(sink && k === 0))
                 lines.push({ q: i, k, weight: row[j], shade });
             }

@@ -8,7 +8,6 @@ import { show, showAbout } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
 import { debounced, el, retryButton } from "./dom";
-import { EmbeddedSource } from "./embedded";
 import { ExportDialog } from "./export";
 import { Header } from "./header";
 import { Heads } from "./heads";
@@ -18,23 +17,18 @@ import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
+import { verb } from "./readings";
+import { reportNote } from "./reportnote";
+import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
-import { bare, type Panel, VIEWS, type View } from "./state";
+import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
 import type { Tokens } from "./tokens";
 import { Tour } from "./tour";
 import { Wall } from "./wall";
+import { WhyBar } from "./whybar";
 import { WrittenView } from "./written";
-
-const NAMES: Record<View, string> = {
-  map: "Map",
-  links: "Links",
-  steps: "Steps",
-  compare: "Compare",
-  wall: "All heads",
-  written: "Written",
-};
 
 class App {
   private context = new Context();
@@ -54,7 +48,11 @@ class App {
   private heads = new Heads(this.context);
   readonly rail = new Rail(this.context, this.heads.node);
   private wall = new Wall(this.context);
-  private written = new WrittenView(this.context);
+  private written = new WrittenView(this.context, (id) => this.header.follow(id));
+  private why = new WhyBar(this.context, {
+    rectangle: () => this.map.part(),
+    refresh: () => this.header.refresh(),
+  });
   private text = new TextView(this.context);
   private map = new MapCentre(this.context, this.say);
   private links = new Links(this.context);
@@ -83,20 +81,11 @@ class App {
       this.written.node,
     );
     this.panels.append(...this.panelButtons());
-    const skip = el(
-      "a",
-      {
-        class: "skip",
-        attrs: { href: "#centre" },
-        on: {
-          click: (event: Event) => {
-            event.preventDefault();
-            this.map.view.surface.focus();
-          },
-        },
-      },
-      "skip to the map",
-    );
+    const skip = el("a", { class: "skip", attrs: { href: "#centre" } }, "skip to the map");
+    skip.addEventListener("click", (event) => {
+      event.preventDefault();
+      this.map.view.surface.focus();
+    });
     const handle = el(
       "button",
       { class: "rail-handle", attrs: { type: "button", "aria-expanded": "false", "aria-controls": "heads" } },
@@ -109,6 +98,7 @@ class App {
       { class: "main" },
       el("h1", { class: "visually-hidden" }, "Sightline explorer"),
       el("div", { class: "sentence-line" }, this.sentence, this.aside.node),
+      this.why.node,
       handle,
       this.heads.node,
       this.centre,
@@ -127,6 +117,7 @@ class App {
       this.header.unseen.dialog,
       this.help.node,
       this.exports.node,
+      ...this.why.dialogs,
       this.tour.node,
     );
     host.replaceChildren(this.root);
@@ -147,13 +138,7 @@ class App {
   // A report: it says what it holds and what it lacks.
   private frozen(): void {
     this.root.classList.add("frozen");
-    const { source } = this.context;
-    const holds =
-      source instanceof EmbeddedSource && source.exact
-        ? "every head with its exact weights"
-        : "every head as a thumbnail, chosen heads in up to 512 bins a side, right to 3.3 %, with their exact strongest weights";
-    const text = `A report: ${holds}. It lacks steps, rollout and new texts: sightline serve has them.`;
-    this.header.node.after(el("p", { class: "report-note", attrs: { role: "note" } }, text));
+    this.header.node.after(reportNote(this.context.source));
   }
 
   // An address is opened as it says, what cannot be is put right; one of a run alone as a first visit is.
@@ -199,7 +184,7 @@ class App {
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
     if (key !== null && key < keys.length)
       parts.push(
-        document.createTextNode(queries.length === 1 ? " looks at " : " look at "),
+        document.createTextNode(verb(run.info.of, queries.length === 1)),
         ...placed(keys, key),
         document.createTextNode(": "),
       );
@@ -360,58 +345,27 @@ class App {
     event.preventDefault();
   }
 
-  private shortcuts(map: MapView | null): Record<string, () => void> {
-    const { context } = this;
-    const { state } = context;
-    const log = () => context.useScale(state.scale === "log" ? "linear" : "log");
-    const pool = () => context.store.push({ pool: state.pool === "mean" ? "max" : "mean" });
-    const diagonal = () => context.store.push({ diagonal: !state.diagonal });
-    const lacks = (what: string) => () => context.say(`a report has no ${what}: open the run in sightline serve`);
-    const { live } = context.source;
-    const rollout = live
-      ? () => context.store.push({ shade: state.shade === "rollout" ? "looks" : "rollout" })
-      : lacks("rollout");
-    const steps = live ? () => this.go("steps") : lacks("steps");
-    const both = (key: string, act: () => void) => ({ [key]: act, [key.toUpperCase()]: act });
-    return {
-      "1": () => this.go("map"),
-      "2": () => {
+  private shortcuts(map: MapView | null): Shortcuts {
+    return shortcuts(this.context, map, {
+      go: (view) => this.go(view),
+      heads: () => {
         this.showPanel("heads");
         this.openRail(true);
         this.heads.focus();
       },
-      "3": () => {
+      text: () => {
         this.showPanel("text");
         this.text.focus();
       },
-      "4": () => this.go("links"),
-      "5": steps,
-      "6": () => this.go("compare"),
-      "7": () => {
-        this.go("wall");
-        this.wall.focus();
-      },
-      "[": () => context.moveHead(0, -1),
-      "]": () => context.moveHead(0, 1),
-      "{": () => context.moveHead(-1, 0),
-      "}": () => context.moveHead(1, 0),
-      "+": () => map?.camera.zoomBy(1),
-      "=": () => map?.camera.zoomBy(1),
-      "-": () => map?.camera.zoomBy(-1),
-      "0": () => map?.camera.whole(true),
-      "/": () => {
+      find: () => {
         this.showPanel("text");
         this.text.openFind();
       },
-      "?": () => this.help.open(),
-      ...both("l", log),
-      ...both("m", pool),
-      ...both("d", diagonal),
-      ...both("f", () => this.map.fitColours()),
-      ...both("r", rollout),
-      ...both("s", steps),
-      ...both("e", () => this.exports.open()),
-    };
+      help: () => this.help.open(),
+      fit: () => this.map.fitColours(),
+      export: () => this.exports.open(),
+      more: (both) => this.why.shortcuts(both),
+    });
   }
 
   private go(view: View): void {

@@ -68,6 +68,11 @@ export class MapCentre {
     });
   }
 
+  // The cells that are shown, if not all are.
+  part(): Cells | null {
+    return this.context.state.view !== "map" || this.view.camera.isWhole ? null : this.view.grid.visible();
+  }
+
   heads(): HeadRef[] {
     const run = this.context.run.value;
     const { layer, head } = this.context.state;
@@ -139,7 +144,7 @@ export class MapCentre {
     if (!head) return;
     try {
       const found = (await head.run.source.peek(
-        head.run.id,
+        head.run.asked,
         head.run.rev,
         head.layer,
         head.head,

@@ -43,7 +43,7 @@ export class MiniMap {
     const [rows, columns] = head.run.thumbSize(head.layer);
     const [height, width] = this.size(grid);
     const { small } = this;
-    const key = JSON.stringify([head.run.id, head.run.rev, head.layer, head.head, scale, rows, columns]);
+    const key = JSON.stringify([head.run.asked, head.run.rev, head.layer, head.head, scale, rows, columns]);
     // Drawn anew only if it is another: it is shown with every frame, and the collector does not see what canvases hold.
     if (key !== this.shown || thumb.buffer !== this.of) {
       this.shown = key;

@@ -236,7 +236,7 @@ export class Painter {
 }
 
 export function reference(head: HeadRef, lq: number, lk: number, y: number, x: number, pool: Pool): TileRef {
-  return { run: head.run.id, rev: head.run.rev, layer: head.layer, head: head.head, lq, lk, y, x, pool };
+  return { run: head.run.asked, rev: head.run.rev, layer: head.layer, head: head.head, lq, lk, y, x, pool };
 }
 
 // Tiles that a causal mask hides are not asked for.

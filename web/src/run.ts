@@ -29,12 +29,18 @@ export class OpenRun {
   }
 
   get id(): string {
-    return this.info.id;
+    return this.info.base ?? this.info.id;
   }
 
   // What is asked for: a reading of a run has an id of its own.
   get asked(): string {
     return this.info.id;
+  }
+
+  // What its cells are; null for weights.
+  get reading(): { most: number; signed: boolean } | null {
+    const { of, most, signed } = this.info;
+    return of === "weights" || of === undefined ? null : { most: most || 1, signed };
   }
 
   get rev(): number {
@@ -75,11 +81,11 @@ export class OpenRun {
   }
 
   async loadPortraits(): Promise<void> {
-    this.portraits = await this.source.portraits(this.id, this.rev);
+    this.portraits = await this.source.portraits(this.asked, this.rev);
   }
 
   async loadThumbs(): Promise<boolean> {
-    const { bytes, estimate } = await this.source.thumbs(this.id, this.rev);
+    const { bytes, estimate } = await this.source.thumbs(this.asked, this.rev);
     this.thumbBytes = bytes;
     return estimate;
   }
@@ -128,15 +134,15 @@ export class OpenRun {
 
   // A row, kept: views ask for the same one at the same time.
   row(layer: number, head: number, q: number[]): Promise<Float32Array> {
-    return this.kept(`r${layer}/${head}/${q.join()}`, () => this.source.row(this.id, this.rev, layer, head, q));
+    return this.kept(`r${layer}/${head}/${q.join()}`, () => this.source.row(this.asked, this.rev, layer, head, q));
   }
 
   column(layer: number, head: number, k: number): Promise<Float32Array> {
-    return this.kept(`c${layer}/${head}/${k}`, () => this.source.column(this.id, this.rev, layer, head, [k]));
+    return this.kept(`c${layer}/${head}/${k}`, () => this.source.column(this.asked, this.rev, layer, head, [k]));
   }
 
   tracks(layer: number, head: number): Promise<Float32Array> {
-    return this.kept(`t${layer}/${head}`, () => this.source.tracks(this.id, this.rev, layer, head));
+    return this.kept(`t${layer}/${head}`, () => this.source.tracks(this.asked, this.rev, layer, head));
   }
 
   rollout(q: number[]): Promise<Float32Array> {

@@ -24,11 +24,12 @@ export class Shading {
     aside = true,
   ) {
     if (!values) return;
-    for (const value of values) if (value > 0) this.total += value;
+    for (const value of values) if (Math.abs(value) > 0) this.total += Math.abs(value);
     // Else texts of causal models look blank: nearly all goes to their first token.
     const much = this.firstShare > SINK && left(this.firstShare) < 1;
     this.skipsFirst = aside && of.shade !== "looked" && much && values.length > 2;
-    for (let i = this.skipsFirst ? 1 : 0; i < values.length; i++) if (values[i] > this.most) this.most = values[i];
+    for (let i = this.skipsFirst ? 1 : 0; i < values.length; i++)
+      if (Math.abs(values[i]) > this.most) this.most = Math.abs(values[i]);
   }
 
   get firstShare(): number {
@@ -50,8 +51,14 @@ export class Shading {
   strength(i: number): number {
     const { values } = this;
     if (!values || i >= values.length || !this.most || (i === 0 && this.skipsFirst)) return 0;
-    const strength = values[i] > 0 ? Math.min(1, (values[i] / this.most) ** 0.6) : 0;
+    const size = Math.abs(values[i]);
+    const strength = size > 0 ? Math.min(1, (size / this.most) ** 0.6) : 0;
     return strength < LEAST ? 0 : strength;
+  }
+
+  // Whether it lowers what is asked about, where a reading has a sign.
+  against(i: number): boolean {
+    return (this.values?.[i] ?? 0) < 0;
   }
 
   // What is seen, in a sentence; or what to do to see something.
@@ -67,12 +74,7 @@ export class Shading {
         ? `what fed “${queries}”, through all layers: heuristic, not proof of cause`
         : "Pin a token, then press R.",
     };
-    return (
-      words[shade] +
-      (this.skipsFirst
-        ? `; first token ${Math.round(100 * this.firstShare)} %, set aside: per cent are of the rest`
-        : "")
-    );
+    return words[shade] + (this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)} %, set aside` : "");
   }
 }
 
@@ -80,10 +82,10 @@ export class Shading {
 export function topOf(values: Float32Array, n: number): number[] {
   const best: number[] = [];
   for (let i = 0; i < values.length; i++) {
-    const value = values[i];
-    if (!(value > 0) || (best.length === n && value <= values[best[n - 1]])) continue;
+    const value = Math.abs(values[i]);
+    if (!(value > 0) || (best.length === n && value <= Math.abs(values[best[n - 1]]))) continue;
     let at = best.length;
-    while (at > 0 && values[best[at - 1]] < value) at--;
+    while (at > 0 && Math.abs(values[best[at - 1]]) < value) at--;
     best.splice(at, 0, i);
     if (best.length > n) best.pop();
   }

@@ -44,6 +44,11 @@ export interface Held {
   exact: boolean;
 }
 
+export interface Kept {
+  marks?: Shapes["Mark"][];
+  written?: { prompt: number; tokens: Shapes["WrittenToken"][] };
+}
+
 // What the server said, or that there was none.
 export class Refused extends Error {
   constructor(
@@ -112,6 +117,7 @@ export interface Source {
     k: number | null,
   ): Promise<StepsTable>;
   exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string;
+  kept?(): Kept; // what a report holds beside its maps
   file?(address: string, options?: RequestInit): Promise<Response>; // what an address holds; a report has none
 }
 

@@ -64,6 +64,14 @@ export const START: State = {
 };
 
 export const VIEWS: View[] = ["map", "links", "steps", "compare", "wall", "written"];
+export const NAMES: Record<View, string> = {
+  map: "Map",
+  links: "Links",
+  steps: "Steps",
+  compare: "Compare",
+  wall: "All heads",
+  written: "Written",
+};
 export const SHADES: Shade[] = ["looks", "looked", "received", "rollout"];
 export const MAPS: MapName[] = ["magma", "viridis", "cividis", "grey"];
 // Addresses of version 1 count the layers of a run; since then they have the model's own numbers.

@@ -5,11 +5,14 @@ import { show } from "./colors";
 import type { Context, Hover } from "./context";
 import { clamp, debounced, eachFrame, el, icon, retryButton } from "./dom";
 import { FindBar } from "./findbar";
+import { ImageView } from "./image";
+import { NAMES as READ } from "./readings";
 import { Ruler } from "./ruler";
 import { Shading } from "./shading";
 import { aborted, sentence } from "./source";
 import type { Shade } from "./state";
 import { TextBody } from "./textbody";
+import type { Reading } from "./whystate";
 
 const TOP = 8;
 
@@ -47,7 +50,8 @@ export class TextView {
       reveal: (token) => this.body.reveal(token),
       left: () => this.focus(),
     });
-    this.body = new TextBody(context, strength, (token) => this.find.has(token));
+    const against = (token: number) => this.shading.against(token);
+    this.body = new TextBody(context, strength, (token) => this.find.has(token), against);
     this.ruler = new Ruler(this.body.scroller, strength);
     this.node = el(
       "section",
@@ -56,6 +60,7 @@ export class TextView {
       this.tabs,
       this.about,
       this.find.node,
+      new ImageView(context).node,
       el("div", { class: "text-frame" }, this.body.scroller, this.ruler.node),
       this.table,
     );
@@ -148,13 +153,15 @@ export class TextView {
     clearTimeout(spinner);
     if (now !== this.asked) return;
     this.node.classList.remove("loading");
-    this.shading = new Shading(values, { shade, layer, q, k }, this.context.state.aside);
+    this.shading = new Shading(values, { shade, layer, q, k }, this.context.state.aside && !run.reading);
+    this.node.classList.toggle("signed", run.reading?.signed === true && shade !== "rollout");
     const keys = run.keyTokens(layer);
     const words = this.shading.words(
       (i) => run.tokens.name(i),
       (i) => keys.name(i),
     );
-    this.about.replaceChildren(problem === null ? words : sentence(problem));
+    const what = run.reading ? `${READ[run.info.of as Reading]}: ` : "";
+    this.about.replaceChildren(problem === null ? what + words : sentence(problem));
     if (problem !== null && this.context.curable(problem))
       this.about.append(
         " ",
@@ -192,14 +199,15 @@ export class TextView {
     const ofKeys = shade === "looks" || shade === "received";
     const tokens = ofKeys ? run.keyTokens(this.context.state.layer) : run.tokens; // those of a memory have other words
     const order = this.shading.top(TOP);
-    const most = values[order[0]] || 1;
+    const most = Math.abs(values[order[0]]) || 1;
     const rest = (i: number) => {
       const share = this.shading.ofRest(i);
       return share === null ? null : el("td", { class: "number" }, `${Math.round(100 * share)} %`);
     };
     const rows = order.map((i) => {
       const bar = el("span", { class: "bar" });
-      bar.style.width = `${(100 * values[i]) / most}%`;
+      bar.style.width = `${(100 * Math.abs(values[i])) / most}%`;
+      bar.classList.toggle("against", values[i] < 0);
       const row = el(
         "tr",
         { attrs: { "data-t": i } },
@@ -219,7 +227,7 @@ export class TextView {
     const names = ["position", "token", "share", "weight", ...(this.shading.skipsFirst ? ["of the rest"] : [])];
     const headings = names.map((name) => el("th", { attrs: { scope: "col" } }, name));
     this.table.replaceChildren(
-      el("caption", {}, CAPTIONS[shade]),
+      el("caption", {}, CAPTIONS[shade] + (this.shading.skipsFirst ? "; per cent are of the rest" : "")),
       el("thead", { class: "visually-hidden" }, el("tr", {}, ...headings)),
       el("tbody", {}, ...rows),
     );

@@ -25,6 +25,7 @@ export class TextBody {
     private context: Context,
     private strength: (token: number) => number,
     private found: (token: number) => boolean,
+    private against: (token: number) => boolean = () => false,
   ) {
     for (const scrolled of ["wheel", "touchmove", "pointerdown", "keydown"])
       this.scroller.addEventListener(scrolled, () => this.release(), { passive: true });
@@ -145,7 +146,9 @@ export class TextBody {
       const text = run.tokens.text(i);
       if (kind & NEW_LINE) parts.push(el("br"));
       else if (i && !(kind & GLUED)) parts.push(" ");
-      const name = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
+      const plain = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
+      const prompt = run.info.prompt ?? Infinity; // what follows was written by the model
+      const name = i < prompt ? plain : `${plain} by-model${i === prompt ? " first-written" : ""}`;
       // A space before a word is not of its frame, which would else begin at the end of the line above.
       const spaced = /^ \S/.test(text) && !(kind & SPECIAL);
       if (spaced) parts.push(" ");
@@ -168,6 +171,7 @@ export class TextBody {
     for (const [i, span] of tokensOf(block)) {
       const strength = this.strength(i);
       span.style.setProperty("--s", strength ? strength.toFixed(3) : "0");
+      span.classList.toggle("against", strength > 0 && this.against(i));
     }
   }
 

@@ -31,7 +31,7 @@ export class Tooltip {
     pool: string,
   ): void {
     const head = heads[0];
-    const key = JSON.stringify([cells, head.layer, head.head, head.run.id, value, pool, heads.length]);
+    const key = JSON.stringify([cells, head.layer, head.head, head.run.asked, value, pool, heads.length]);
     if (key !== this.last) {
       this.last = key;
       this.stop?.abort();
@@ -56,7 +56,7 @@ export class Tooltip {
       const rows = single(cells) ? `${cells.q0}` : `${cells.q0}:${cells.q1}`;
       const cols = single(cells) ? `${cells.k0}` : `${cells.k0}:${cells.k1}`;
       const peek = await head.run.source.peek(
-        head.run.id,
+        head.run.asked,
         head.run.rev,
         head.layer,
         head.head,
@@ -83,7 +83,8 @@ export class Tooltip {
     const lines: HTMLElement[] = [];
     if (single(cells)) {
       const held = heads.length === 1 ? head.run.source.held?.(head.layer, head.head, cells.q0, cells.k0) : undefined;
-      const weight = peek && "weight" in peek ? (peek.weight ?? NaN) : (held?.weight ?? value?.value ?? null);
+      const told = peek && "weight" in peek ? (head.run.reading ? peek.reading : peek.weight) : undefined;
+      const weight = told !== undefined ? (told ?? NaN) : (held?.weight ?? value?.value ?? null);
       lines.push(
         el(
           "div",
@@ -105,6 +106,8 @@ export class Tooltip {
         ),
         el("div", { class: "fine" }, `query ${cells.q0.toLocaleString("en")}, key ${cells.k0.toLocaleString("en")}`),
       );
+      if (head.run.reading && peek && "weight" in peek && peek.weight !== null)
+        lines.push(el("div", { class: "fine" }, `${head.run.info.of}; weight ${show(peek.weight)}`));
       if (peek && "rank" in peek && peek.rank)
         lines.push(
           el(

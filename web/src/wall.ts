@@ -88,10 +88,7 @@ export class Wall {
     this.visible = visible;
     if (!visible) return;
     this.offer();
-  }
-
-  focus(): void {
-    this.board.focus();
+    if (document.activeElement === document.body) this.board.focus({ preventScroll: true });
   }
 
   private offer(): void {
@@ -101,8 +98,9 @@ export class Wall {
     this.measure.replaceChildren(
       ...run.measures.map((one) => el("option", { title: said(one), attrs: { value: one.name } }, one.label)),
     );
-    if (run.measures.some(({ name }) => name === now)) this.measure.value = now;
-    if (this.of?.id !== run.id || now !== this.measure.value) this.range();
+    const read = run.reading && this.of?.asked !== run.asked ? run.info.of : now;
+    if (run.measures.some(({ name }) => name === read)) this.measure.value = read;
+    if (this.of?.asked !== run.asked || now !== this.measure.value) this.range();
     this.draw();
   }
 

@@ -1,6 +1,5 @@
 import { describe, expect, test } from "vitest";
 import {
-  colorAt,
   colorOf,
   colorTable,
   css,
@@ -14,6 +13,7 @@ import {
   type Scale,
   show,
   showAbout,
+  signedColor,
   thumbTable,
   thumbWeight,
   weightAt,
@@ -92,9 +92,9 @@ describe("a colour", () => {
     const [up, down] = [colorOf(scale, 0.9)!, colorOf(scale, -0.9)!];
     expect(up[0]).toBeGreaterThan(up[2]);
     expect(down[2]).toBeGreaterThan(down[0]);
-    expect(colorOf(scale, 0)).toEqual(colorAt("difference", 0.5));
+    expect(colorOf(scale, 0)).toEqual(signedColor(scale.dark, 0.5));
     expect(colorOf(scale, 1e-6)).toEqual(colorOf(scale, 0));
-    expect(colorOf(scale, 5)).toEqual(colorAt("difference", 1));
+    expect(colorOf(scale, 5)).toEqual(signedColor(scale.dark, 1));
   });
 
   test("is written for the browser", () => {

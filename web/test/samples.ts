@@ -37,6 +37,18 @@ export function info(layers: LayerInfo[] = [layer(0), layer(1)], change: Partial
     unseen: {},
     revision: 0,
     growing: false,
+    prompt: null,
+    asked: null,
+    edits: [],
+    base: "abc",
+    of: "weights",
+    signed: false,
+    most: null,
+    aim: null,
+    value: null,
+    own: ["weights"],
+    why_not: null,
+    image: null,
     ...change,
   };
 }

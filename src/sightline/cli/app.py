@@ -14,7 +14,18 @@ from sightline.errors import SightlineError
 from sightline.version import __version__
 
 # Each command is a function named like its file, `sightline.cli.<file>`; its docstring is its help.
-COMMANDS: tuple[str, ...] = ("look", "serve", "steps", "heads", "lesson", "ladder", "models", "bench")
+COMMANDS: tuple[str, ...] = (
+    "look",
+    "serve",
+    "steps",
+    "heads",
+    "lesson",
+    "ladder",
+    "models",
+    "survey",
+    "atlas",
+    "bench",
+)
 
 app = typer.Typer(
     help="Attention you can see through.",

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.errors import InputError
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.reasons import plain
+from sightline.surveying.serve import is_survey, serve_atlas
 
 if TYPE_CHECKING:
     from sightline.web.service import Service
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 def serve(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="Saved runs, folders that hold some, or saved sights (.safetensors).", metavar="[PATH]..."),
+        typer.Argument(
+            help="Saved runs, folders that hold some, saved sights (.safetensors), or one survey.", metavar="[PATH]..."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -31,6 +35,17 @@ def serve(
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Look at attention as on a map, in a browser. Ctrl-C stops the server."""
+    if folders and is_survey(folders[0]):
+        if len(folders) > 1:
+            raise InputError("a survey is served alone", expected="one folder", got=len(folders), hint=str(folders[0]))
+
+        def told(address: str) -> None:
+            typer.echo(f"Atlas: {address}\nCtrl-C stops it.")
+            if open_browser:
+                typer.launch(address)
+
+        serve_atlas(folders[0], host, port, told)
+        return
     from sightline.web.serve import serve as run_server
 
     def ready(address: str, service: Service) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.explore import export, measures, report, thumbs, worked_table
+from sightline.explore import export, measures, readings, report, thumbs, worked_table
 from sightline.explore.cache import Cache
 from sightline.explore.links import first_head, link_of
 from sightline.explore.model_runs import Models
@@ -36,6 +36,9 @@ class Atlas:
 
     def portraits(self, run: Run) -> tuple[dict[str, Any], bool]:
         """Every head's measures, the heads that are alike, and the head to look at first; and whether all is exact."""
+        if run.base is not None:
+            body, complete = self.portraits(run.base)
+            return readings.portraits(run, body), complete
         heads, complete = measures.measure(run)
         pictures, exact = self.pictures(run)
         complete &= exact
@@ -61,8 +64,9 @@ class Atlas:
         if kept is not None:
             return kept, True
         complete, pictures = True, []
+        most = None if run.base is None else readings.most(run)
         for layer in run.layers:
-            made = [thumbs.thumb(run.view(layer.index, head).pyramid) for head in range(layer.heads)]
+            made = [thumbs.thumb(run.view(layer.index, head).pyramid, most=most) for head in range(layer.heads)]
             pictures.append(np.stack([picture for picture, _ in made]))
             complete &= all(exact for _, exact in made)
         if complete:

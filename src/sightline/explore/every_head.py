@@ -19,7 +19,7 @@ LISTED, LEAST = 4, 0.3
 LONGEST = 256
 
 
-def grid(run: Run, query: int, key: int, like: int = 0, of: str = "weights") -> dict[str, Any]:
+def grid(run: Run, query: int, key: int, like: int = 0) -> dict[str, Any]:
     """The weight of one cell in every layer and head; None where it is hidden, or where the layer has no such cell.
 
     `like` is the layer in which the cell was chosen: keys of a memory are no tokens of the text.
@@ -30,12 +30,12 @@ def grid(run: Run, query: int, key: int, like: int = 0, of: str = "weights") -> 
         if not _alike(layer, run.layers[like], query, key):
             heads.append([None] * layer.heads)
             continue
-        cells = run.cells(layer.index, slice(query, query + 1), slice(key, key + 1), of)
+        cells = run.cells(layer.index, slice(query, query + 1), slice(key, key + 1))
         heads.append([_number(x) for x in cells[:, 0, 0]])
-    return {"query": query, "key": key, "of": of, "heads": heads}
+    return {"query": query, "key": key, "of": run.of, "heads": heads}
 
 
-def strongest(run: Run, query: int, like: int = 0, of: str = "weights", n: int = 3) -> dict[str, Any]:
+def strongest(run: Run, query: int, like: int = 0, n: int = 3) -> dict[str, Any]:
     """What a query looks at most in every layer and head: the `n` strongest keys, each with its weight."""
     _inside(run, like, query)
     heads = []
@@ -43,14 +43,12 @@ def strongest(run: Run, query: int, like: int = 0, of: str = "weights", n: int =
         if not _alike(layer, run.layers[like], query, 0):
             heads.append([[] for _ in range(layer.heads)])
             continue
-        rows = run.cells(layer.index, slice(query, query + 1), slice(0, layer.keys), of)[:, 0]
+        rows = run.cells(layer.index, slice(query, query + 1), slice(0, layer.keys))[:, 0]
         heads.append([_largest(row, n) for row in rows])
-    return {"query": query, "of": of, "heads": heads}
+    return {"query": query, "of": run.of, "heads": heads}
 
 
-def follow(
-    run: Run, query: int, start: int | None = None, of: str = "weights", least: float = LEAST, like: int = 0
-) -> dict[str, Any]:
+def follow(run: Run, query: int, start: int | None = None, least: float = LEAST, like: int = 0) -> dict[str, Any]:
     """The strongest sources of a token, from layer `start` (the last one if not given) down to the first.
 
     In every layer the strongest link of any head is looked for that is neither to the first token nor to the token
@@ -68,18 +66,18 @@ def follow(
     _inside(run, like, query)
     first = len(run.layers) - 1 if start is None else start
     run.layer(first)
-    return {"query": query, "of": of, "least": least, "steps": list(_walk(run, query, first, of, least, about))}
+    return {"query": query, "of": run.of, "least": least, "steps": list(_walk(run, query, first, least, about))}
 
 
-def _walk(run: Run, place: int, start: int, of: str, least: float, like: Layer) -> Iterator[dict[str, Any]]:
+def _walk(run: Run, place: int, start: int, least: float, like: Layer) -> Iterator[dict[str, Any]]:
     special = run.special_keys(like)
     for layer in reversed(run.layers[: start + 1][-LONGEST:]):
         if layer.cross or (layer.queries, layer.keys) != (like.queries, like.keys):
             continue
-        rows = run.cells(layer.index, slice(place, place + 1), slice(0, layer.keys), of)[:, 0].astype(np.float64)
+        rows = run.cells(layer.index, slice(place, place + 1), slice(0, layer.keys))[:, 0].astype(np.float64)
         size = np.nan_to_num(np.abs(rows), nan=0.0)
         # What a signed reading calls much depends on the text: a share of the largest anywhere in these rows.
-        enough = least if of == "weights" else least * size.max(initial=0.0)
+        enough = least if run.of == "weights" else least * size.max(initial=0.0)
         size[:, special] = 0.0
         size[:, 0] = size[:, place] = 0.0
         order = np.argsort(-size, axis=None, kind="stable")[:LISTED]

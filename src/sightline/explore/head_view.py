@@ -31,10 +31,10 @@ class HeadView:
     [0.0, 1.0, 0.0]
     """
 
-    def __init__(self, sight: Sight) -> None:
-        self.sight = sight
+    def __init__(self, sight: Sight, of: str = "weights") -> None:
+        self.sight, self.of = sight, of
         self.queries, self.keys = sight.shape[-2:]
-        self.pyramid = Pyramid(sight)
+        self.pyramid = Pyramid(sight, of)
 
     @property
     def exact(self) -> bool:
@@ -59,6 +59,8 @@ class HeadView:
     def tracks(self) -> tuple[np.ndarray, np.ndarray] | None:
         """The entropy of every query and what every key received; None while that is being computed."""
         kept = self.sight.kept
+        if self.of != "weights":
+            return _plain(self.sight.statistic(TRACK)[0]), _plain(self.sight.received(of=self.of)[0])
         if (TRACK in kept and "received" in kept) or (self.pyramid.exact and self.queries * self.keys <= DIRECT):
             self.sight.prepare(TRACK, "received")
             return _plain(self.sight.statistic(TRACK)[0]), _plain(self.sight.received()[0])
@@ -70,7 +72,7 @@ class HeadView:
         """One cell: its weight and score, its rank in the row, and the entropy and other statistics of the row."""
         self.inside("query", [query], self.queries)
         self.inside("key", [key], self.keys)
-        row = self.row([query])
+        row = self._weights(query)
         weight = float(row[key])
         found: dict[str, Any] = {"query": query, "key": key, "visible": weight == weight, "weight": _number(weight)}
         if weight == weight:
@@ -81,8 +83,16 @@ class HeadView:
             if self.pyramid.exact:
                 found["score"] = _number(self._score(query, key))
         found[TRACK] = _number(_entropy(row))
+        if self.of != "weights":
+            cell = self.tile(slice(query, query + 1), slice(key, key + 1))
+            found["reading"] = _number(float(cell[0, 0]))
         found["others"] = self.statistics(query)
         return found
+
+    def _weights(self, query: int) -> np.ndarray:
+        if self.of == "weights":
+            return self.row([query])
+        return tile_of(self.sight, slice(query, query + 1), slice(0, self.keys))[0, 0]
 
     def statistics(self, query: int) -> list[dict[str, Any]]:
         """The other statistics that were computed of a row: how each is called, and its value."""
@@ -116,7 +126,7 @@ class HeadView:
         seen = ~np.isnan(weights)
         found: dict[str, Any] = {"visible": int(seen.sum()), "cells": cells}
         if found["visible"]:
-            place = int(np.nanargmax(weights))
+            place = int(np.nanargmax(np.abs(weights)))
             query, key = divmod(place, weights.shape[1])
             found |= {
                 "mean": float(weights[seen].mean(dtype=np.float64)),
@@ -132,9 +142,10 @@ class HeadView:
         if not self.exact and kept:
             keys, weights = (part[0, query].tolist() for part in self.sight.kept[kept[0]])
             return [(key, weight) for key, weight in zip(keys, weights, strict=True) if key >= 0][:n]
-        row = np.nan_to_num(self.row([query]), nan=-1.0)
-        order = np.argsort(-row, kind="stable")[:n]
-        return [(int(key), float(row[key])) for key in order if row[key] >= 0]
+        row = self.row([query])
+        size = np.nan_to_num(np.abs(row), nan=-1.0)
+        order = np.argsort(-size, kind="stable")[:n]
+        return [(int(key), float(row[key])) for key in order if size[key] >= 0]
 
     def _strip(self, spans: Sequence[tuple[slice, slice]], dim: int) -> np.ndarray:
         total = np.full(self.keys if dim == 0 else self.queries, np.nan, np.float64)
@@ -146,7 +157,7 @@ class HeadView:
     def tile(self, rows: slice, columns: slice) -> np.ndarray:
         """Exact weights, NaN where hidden."""
         if self.pyramid.exact:
-            return tile_of(self.sight, rows, columns)[0]
+            return tile_of(self.sight, rows, columns, self.of)[0]
         if self._whole is None:
             raise _not_kept("a row or a cell")
         return _hidden(self.sight, self._whole[rows, columns][None], rows, columns)[0]
@@ -168,7 +179,7 @@ class HeadView:
 
 def tile_of(sight: Sight, rows: slice, columns: slice, of: str = "weights") -> np.ndarray:
     """Exact cells of every head of a sight without batch axes, `[heads, rows, columns]`; NaN where hidden."""
-    weights = _plain(sight.tile(rows, columns))
+    weights = _plain(sight.tile(rows, columns, of=of) if of != "weights" else sight.tile(rows, columns))
     return _hidden(sight, weights.reshape(-1, *weights.shape[-2:]), rows, columns)
 
 

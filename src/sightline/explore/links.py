@@ -73,7 +73,7 @@ def strongest_link(view: HeadView, special: Special | None = None) -> Link | Non
         step = max(1, BAND // view.keys)
         bands = [slice(start, min(start + step, view.queries)) for start in range(0, view.queries, step)]
         found = [_largest(view, band, slice(0, view.keys), special) for band in bands]
-        return max((link for link in found if link), key=lambda link: link.weight, default=None)
+        return max((link for link in found if link), key=lambda link: abs(link.weight), default=None)
     for overview in (view.pyramid.fine, view.pyramid.stored):
         if view.exact and overview is not None and overview.complete:
             return _best_first(view, overview, special)
@@ -98,14 +98,19 @@ def _best_first(view: HeadView, overview: Overview, special: Special | None) -> 
 
 def _largest(view: HeadView, rows: slice, columns: slice, special: Special | None) -> Link | None:
     weights = np.nan_to_num(view.tile(rows, columns), nan=0.0)
+    weights = np.where(not_plain(view, rows, columns, special), weights, 0.0)
+    spot = int(np.abs(weights).argmax())
+    query, column = divmod(spot, weights.shape[1])
+    weight = float(weights[query, column])
+    return Link(rows.start + query, columns.start + column, weight) if weight else None
+
+
+def not_plain(view: HeadView, rows: slice, columns: slice, special: Special | None) -> np.ndarray:
+    """Which cells are no matter of course."""
     # Query i stands at key i + keys - queries.
     place = np.arange(rows.start, rows.stop)[:, None] + view.keys - view.queries
     key = np.arange(columns.start, columns.stop)
     plain = (key == 0) | (abs(key - place) <= 1)
     if special is not None:
         plain |= special.keys[columns] | special.queries[rows, None]
-    weights = np.where(plain, 0.0, weights)
-    spot = int(weights.argmax())
-    query, column = divmod(spot, weights.shape[1])
-    weight = float(weights[query, column])
-    return Link(rows.start + query, columns.start + column, weight) if weight > 0 else None
+    return ~plain

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sightline.editing import edit
 from sightline.errors import InputError
+from sightline.explore.changes import edits_of
 from sightline.explore.reasons import left_out
+from sightline.explore.writing import NEXT, Pace, Writing, likeliest
 from sightline.models import load as load_model
 from sightline.models.checkpoints.builtin import BUILTINS
 from sightline.models.checkpoints.opening import open_checkpoint
+from sightline.models.text.generate import new_tokens
+from sightline.models.text.stream import TextStream
 from sightline.nn import MultiHeadAttention
 from sightline.watching import Seen, watch
 from sightline.watching import load as load_run
@@ -50,11 +55,14 @@ class RunRequest:
     model: str
     layers: str | None = None
     generate: int = 0
+    begun: tuple[int, ...] = ()  # ids that are written first, of those to generate
+    edits: tuple[str, ...] = ()  # as `changes` reads them
 
     @property
     def id(self) -> str:
         """The name of the run that it leads to: a hash of model, text and options."""
-        content = json.dumps([self.model, self.text, self.layers, self.generate])
+        options = [list(self.begun), *self.edits] if self.begun or self.edits else []
+        content = json.dumps([self.model, self.text, self.layers, self.generate, *options])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -142,11 +150,13 @@ def watched(
     folder: Path,
     report: Report,
     growing: Callable[[Seen], None] | None = None,
+    pace: Pace | None = None,
     target: Callable[[Any], Tensor] | None = None,
 ) -> float | None:
     """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile.
 
-    With a target, also what mattered for it; gives its number.
+    `pace` is told of every token that is written, and may hold the next one back. With a target, also what mattered
+    for it; gives its number.
     """
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
@@ -163,23 +173,40 @@ def watched(
         raise InputError(
             f"{request.model} cannot generate", expected="a causal model", got=request.model, hint="generate=0"
         )
-    layers = _layers(model, request)
-    meta = {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
+    top = getattr(getattr(model, "embedding", None), "num_embeddings", 0)
+    if len(request.begun) > request.generate or any(not 0 <= id < top for id in request.begun):
+        raise InputError(
+            "these tokens cannot begin what is to be written",
+            expected=f"at most {request.generate} ids below {top}",
+            got=f"{len(request.begun)} ids",
+            hint="ids of the tokens that were written, and of the alternative",
+        )
+    layers, is_language = _layers(model, request), hasattr(model, "stream")
+    meta: dict[str, Any] = {"asked": request.text} if request.generate else {}
+    meta |= {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
+    changes = edits_of(request.edits)
+    if changes:
+        meta["edits"] = list(request.edits)
     with (
         torch.set_grad_enabled(target is not None),
+        edit(model, changes) if changes else nullcontext(),
         watch(model, layers, folder, stats=STATS, tokenizer=tokenizer, influence=target is not None) as seen,
     ):
         seen.meta.update(meta)
         y = None
         if not request.generate:
             with _progress(model, report, "running", _Peek(folder, growing)):
-                out = model(torch.tensor([ids], device=model.device))
+                last = {"last": 1} if is_language and target is None else {}
+                out = model(torch.tensor([ids], device=model.device), **last)
+            if is_language:
+                seen.meta["next"] = likeliest(out[0, -1], NEXT, tokenizer, ids)
             if target is not None:
                 report(stage="what mattered")
                 y = target(out)
                 seen.backward(y)
         else:
-            _generate(model, request, folder, seen, report, growing)
+            writing = Writing(tokenizer, ids, request.begun)
+            _generate(model, request, writing, seen, report, _Peek(folder, growing, wait=0.0), pace)
     report(stage="finishing")
     return None if y is None else float(y.detach())
 
@@ -247,17 +274,32 @@ def _layers(model: Any, request: RunRequest) -> list[int | str] | None:
 
 
 def _generate(
-    model: Any, request: RunRequest, folder: Path, seen: Seen, report: Report, growing: Callable[[Seen], None] | None
+    model: Any,
+    request: RunRequest,
+    writing: Writing,
+    seen: Seen,
+    report: Report,
+    peek: _Peek,
+    pace: Pace | None,
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
-    peek, text = _Peek(folder, growing, wait=0.0), []
+    stream, text = TextStream(writing.tokenizer, writing.ids), []
     report(stage="reading the text", done=0, total=request.generate)
-    for i, piece in enumerate(model.stream(request.text, max_new_tokens=request.generate), start=1):
-        text.append(piece)
-        seen.meta["text"] = request.text + "".join(text)
+    for i, (token,) in enumerate(new_tokens(model, [list(writing.ids)], writing, request.generate), start=1):
+        if token in model.special.eos and i > len(request.begun):
+            writing.tokens.pop()
+            break
+        text.append(stream.add(token))
+        seen.meta |= {"text": request.text + "".join(text), "written": writing.about()}
         report(stage="generating", done=i, total=request.generate)
         if i > 1:
-            peek()
+            peek(at_once=pace is not None and pace.paused)
+        if pace is not None:
+            pace.wait(writing.about())
+            report(stage="generating", done=i, total=request.generate)  # taken back, or not
+            if pace.stopped:
+                break
+    seen.meta |= {"text": request.text + "".join(text) + stream.end(), "written": writing.about()}
 
 
 class _Peek:
@@ -267,8 +309,8 @@ class _Peek:
         self.index, self.growing = folder / "index.json", growing
         self.known, self.next = 0, time.monotonic() + (EVERY if wait is None else wait)
 
-    def __call__(self) -> None:
-        if self.growing is None or time.monotonic() < self.next:
+    def __call__(self, at_once: bool = False) -> None:
+        if self.growing is None or (time.monotonic() < self.next and not at_once):
             return
         stamp, start = self.index.stat().st_mtime_ns, time.monotonic()
         if stamp > self.known and (seen := load_run(self.index.parent)).layers:
@@ -282,10 +324,12 @@ class _Peek:
 def _progress(model: Any, report: Report, stage: str, peek: Callable[[], None]) -> Iterator[None]:
     """Report every attention layer that is done, and let those that are there be looked at."""
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    done = 0
+    done, mine = 0, threading.get_ident()
 
     def hook(*_: object) -> None:
         nonlocal done
+        if threading.get_ident() != mine:
+            return  # somebody else asks the same model something
         done += 1
         if done < len(layers):
             peek()  # first: whoever hears of a layer asks for it

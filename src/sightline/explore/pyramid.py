@@ -67,14 +67,15 @@ class Pyramid:
     (256, 256)
     """
 
-    def __init__(self, sight: Sight) -> None:
-        self.sight = sight
+    def __init__(self, sight: Sight, of: str = "weights") -> None:
+        self.sight, self.of = sight, of
         self.queries, self.keys = sight.shape[-2:]
         self.exact = sight.has_qk
-        self.stored = stored(sight)
+        plain = of == "weights"  # the overviews are of weights
+        self.stored = stored(sight) if plain else None
         self.counts = VisibleCounts(sight)
         self.fine: Overview | None = None
-        if self.exact and self.queries * self.keys > DIRECT:
+        if plain and self.exact and self.queries * self.keys > DIRECT:
             levels = overview_level(self.queries, FINE), overview_level(self.keys, FINE)
             same = self.stored is not None and self.stored.levels == levels and self.stored.has_maxima
             self.fine = self.stored if same else Overview(self.queries, self.keys, levels)
@@ -184,7 +185,7 @@ class Pyramid:
 
     def _picture(self, rows: slice, columns: slice, cell: tuple[int, int], reduce: str) -> np.ndarray:
         """Sums or maxima of bins from q and k, kept nowhere."""
-        request = Picture(rows=rows, columns=columns, cell=cell, reduce=reduce)
+        request = Picture(rows=rows, columns=columns, cell=cell, reduce=reduce, of=self.of)
         found = self.sight.compute([request])[request]
         return found[0].to(torch.float32).numpy()
 

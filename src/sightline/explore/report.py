@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.explore import measures, thumbs
+from sightline.explore import bookmarks, measures, readings, thumbs
 from sightline.explore.links import first_head, link_of
 from sightline.explore.overview import COARSE, TRACK, overview_level
 from sightline.explore.page import STATIC, asset
@@ -66,18 +66,27 @@ def report(run: Run, static: Path = STATIC) -> bytes:
 
 
 def _data(run: Run) -> dict[str, Any]:
-    about = run.about()
+    about = readings.about(run)
+    most = None if run.base is None else readings.most(run)
     pictures = [
-        np.stack([thumbs.thumb(run.view(layer.index, head).pyramid)[0] for head in range(layer.heads)])
+        np.stack([thumbs.thumb(run.view(layer.index, head).pyramid, most=most)[0] for head in range(layer.heads)])
         for layer in run.layers
     ]
-    measured, _ = measures.measure(run)
-    first = first_head(run, measured)
+    base = run if run.base is None else run.base
+    measured, _ = measures.measure(base)
+    first = first_head(base, measured)
     order = [first, *(place for place in measures.ranked(measured) if place != first)]
     heads: dict[str, dict[str, Any]] = {}
     spent = 0
     cells = sum(layer.heads * layer.queries * layer.keys for layer in run.layers)
     exact = 4 * cells * 4 / 3 <= FOR_EXACT  # four bytes a cell, as text
+    if most is not None and not exact:
+        raise InputError(
+            "a report of a reading holds every cell, and this run has too many",
+            expected=f"at most {FOR_EXACT * 3 // 16:,} cells in all heads",
+            got=f"{cells:,}",
+            hint="a shorter text, or the report of what was looked at",
+        )
     for layer, head in order:
         found = _head(run, layer, head, exact)
         size = sum(len(value) for value in found.values() if isinstance(value, str))
@@ -87,6 +96,13 @@ def _data(run: Run) -> dict[str, Any]:
         heads[f"{layer}/{head}"] = found
     for layer in about["layers"]:
         layer["exact"] = False
+    portraits = {
+        "heads": measured,
+        "measures": measures.listed(measured),
+        "similar": measures.similar(pictures),
+        "first": list(order[0]),
+        "complete": True,
+    }
     return {
         "format": 2,
         "info": {"state": "done", **about, "growing": False},
@@ -94,15 +110,19 @@ def _data(run: Run) -> dict[str, Any]:
         "memory": None
         if run.memory_labels is None
         else {"texts": run.memory_labels.texts, "kinds": run.memory_labels.kinds},
-        "portraits": {
-            "heads": measured,
-            "measures": measures.listed(measured),
-            "similar": measures.similar(pictures),
-            "first": list(order[0]),
-            "complete": True,
-        },
+        "portraits": portraits if run.base is None else readings.portraits(run, portraits),
         "thumbs": _packed(np.concatenate([p.reshape(-1) for p in pictures])),
         "heads": heads,
+        "kept": _kept(run),
+    }
+
+
+def _kept(run: Run) -> dict[str, Any]:
+    """What is known beside the maps: bookmarks, and what the model wrote."""
+    written = run.meta.get("written")
+    return {
+        "marks": bookmarks.read(run if run.base is None else run.base),
+        **({} if written is None else {"written": written}),
     }
 
 

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from sightline.errors import InputError
 from sightline.explore import labels
 from sightline.explore.cache import Cache
+from sightline.explore.changes import read
 from sightline.explore.head_view import HeadView, tile_of
 from sightline.explore.labels import Labels
 from sightline.explore.overview import stored_levels
@@ -68,6 +70,11 @@ class Run:
     growing: bool = False
     spans: Sequence[Sequence[int]] | None = None  # where in the text each token stands
     cleanup: Callable[[], None] | None = None
+    folder: Path | None = None  # of a saved run
+    marks: list[dict[str, Any]] = field(default_factory=list)  # bookmarks, where there is no folder
+    of: str = "weights"  # what its cells are
+    base: Run | None = None  # of a reading: the run that is read
+    readings: dict[tuple[str, str], Run] = field(default_factory=dict)  # by what for, and of what
     layers: list[Layer] = field(init=False)
     labels: Labels = field(init=False)
     memory_labels: Labels | None = field(init=False)
@@ -92,6 +99,11 @@ class Run:
         """What attended without being caught: modules and reasons."""
         return getattr(self.account, "unseen", {})
 
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the account says of itself beside its sights."""
+        return getattr(self.account, "meta", {})
+
     def layer(self, index: int) -> Layer:
         """A layer by its number."""
         if not 0 <= index < len(self.layers):
@@ -114,15 +126,15 @@ class Run:
         with self._lock:
             view = self._views.get(key)
             if view is None:
-                view = HeadView(self.account[about.name].select(self.batch, [head]))
+                view = HeadView(self.account[about.name].select(self.batch, [head]), self.of)
                 self._views.put(key, view, view.pyramid.nbytes + (1 << 16))
             return view
 
-    def cells(self, layer: int, rows: slice, columns: slice, of: str = "weights") -> np.ndarray:
+    def cells(self, layer: int, rows: slice, columns: slice) -> np.ndarray:
         """A rectangle of all heads of a layer, `[heads, rows, columns]`; NaN where hidden."""
         about = self.layer(layer)
         if about.exact:
-            return tile_of(self.account[about.name].select(self.batch), rows, columns, of)
+            return tile_of(self.account[about.name].select(self.batch), rows, columns, self.of)
         return np.stack([self.view(layer, head).tile(rows, columns) for head in range(about.heads)])
 
     def key_labels(self, layer: Layer) -> Labels:
@@ -158,7 +170,7 @@ class Run:
             "id": self.id,
             "model": self.model,
             "origin": self.origin,
-            "title": text[:80],
+            "title": self._changed + text[:80],
             "text": text[:20_000],
             "tokens": len(self.tokens),
             "memory_tokens": None if self.memory is None else len(self.memory),
@@ -167,7 +179,14 @@ class Run:
             "unseen": self.unseen,
             "revision": self.revision,
             "growing": self.growing,
+            "prompt": (self.meta.get("written") or {}).get("prompt"),
+            "asked": self.meta.get("asked"),
         }
+
+    @property
+    def _changed(self) -> str:
+        edits = self.meta.get("edits")
+        return f"({'; '.join(read(text).words() for text in edits)}) " if edits else ""
 
     def summary(self) -> dict[str, Any]:
         """What a list of runs says of each."""

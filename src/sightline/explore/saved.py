@@ -15,6 +15,7 @@ from typing import Any
 from sightline.errors import InputError
 from sightline.explore.reasons import left_out, plain
 from sightline.explore.run import Run, as_run, content_id, runs_of
+from sightline.explore.told import check_told
 from sightline.lens import Sight
 from sightline.watching import Seen
 from sightline.watching import load as load_run
@@ -41,7 +42,8 @@ class SavedRun:
         if self.path.suffix == SIGHT:
             return _sight_run(self.path, OneSight(self.path), self.batch)
         seen = _load(self.path)
-        return as_run(self.id, seen, origin=plain(self.path.name), batch=self.batch, growing=not seen.complete)
+        about = {"origin": plain(self.path.name), "batch": self.batch, "growing": not seen.complete}
+        return as_run(self.id, seen, folder=self.path, **about)
 
 
 class OneSight:
@@ -142,7 +144,7 @@ def _load(path: Path) -> Seen:
             raise InputError(f"{name} of {len(rows)} texts in a batch of {seen[0].shape[0]}")
     texts = [text for rows in (seen.tokens, seen.memory_tokens) for row in rows or [] for text in row]
     texts += [*seen.layers, *seen.unseen, *seen.unseen.values()]
-    texts += [*(seen.meta.get(key) or "" for key in ("name", "model", "text"))]
+    texts += [*(seen.meta.get(key) or "" for key in ("name", "model", "text", "asked"))]
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
@@ -164,12 +166,13 @@ def _check_size(name: str, shape: tuple[int, ...], maps: int) -> None:
 
 
 def _check_meta(meta: dict[str, Any]) -> None:
-    for key in ("name", "model", "text"):
+    for key in ("name", "model", "text", "asked"):
         value = meta.get(key)
         if value is not None and not isinstance(value, str):
             raise InputError(f"meta.{key} is not text: {value!r}"[:200])
-        if value is not None and key != "text" and len(value) > NAME:
+        if value is not None and key not in ("text", "asked") and len(value) > NAME:
             raise InputError(f"meta.{key} has {len(value):,} letters")
+    check_told(meta)
     spans = meta.get("spans")
     if spans is not None and not (isinstance(spans, list) and all(_is_span(span) for span in spans)):
         raise InputError("meta.spans are not pairs of whole numbers")

@@ -10,21 +10,21 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.lens import geometry
-from sightline.lens.job import Weighted
 from sightline.lens.kept import KeptSight
+from sightline.lens.readings import check_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.lens.requests import Request
+    from sightline.lens.plan import Asked
 
 
 class Holders(Protocol):
     """The processes that hold q and k. All of them must ask for the same, in the same order."""
 
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]: ...
+    def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]: ...
 
-    def tile(self, rows: slice, columns: slice) -> Tensor: ...
+    def tile(self, rows: slice, columns: slice, of: str) -> Tensor: ...
 
 
 class JoinedSight(KeptSight):
@@ -84,7 +84,7 @@ class JoinedSight(KeptSight):
         sight._holders = holders
         return sight
 
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
+    def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]:
         """What follows from what is here, or else what those compute who hold q and k."""
         try:
             return super().compute(requests)
@@ -93,14 +93,15 @@ class JoinedSight(KeptSight):
                 raise
         return self._holders.compute(requests)
 
-    def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "batch heads rows columns"]:
+    def tile(
+        self, rows: slice | int, columns: slice | int, of: str = "weights"
+    ) -> Float[Tensor, "batch heads rows columns"]:
         """The exact weights of any rectangle: of a small map from here, else from who holds q and k; all must ask."""
         s = self.call.sizes
-        if self._map() is not None or self._holders is None:
-            return super().tile(rows, columns)
-        return self._holders.tile(
-            geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
-        )
+        if self._holders is None or (of == "weights" and self._map() is not None):
+            return super().tile(rows, columns, of)
+        band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
+        return self._holders.tile(band, span, check_of(of))
 
 
 def _of_all_heads(part: KeptSight) -> bool:

@@ -157,8 +157,8 @@ def _by_walk(levels: Levels, job: Job, extra: Extra | None = None) -> tuple[dict
     every = list(parts.values())
     if readings.keys() - {"weights"}:
         assert extra is not None
-        every = [Readings(Reader(call, extra), readings)]
-    walk(levels, every, *_rectangle(call, job), align=_alignment(job))
+        every = [Readings(Reader(call, extra, together=readings.keys() >= SIGNED), readings)]
+    walk(levels, every, *_rectangle(call, job), align=_alignment(job), weights_only=extra is not None and not job.rows)
     found: dict[Any, Any] = {}
     grids = {key: parts.pop(key).result() for key in job.grids}
     for key, part in parts.items():

@@ -11,6 +11,7 @@ are, and never held.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -184,12 +185,17 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 class Reader:
-    """Makes readings of tiles of one call, a band of rows after the other."""
+    """Makes readings of tiles of one call, a band of rows after the other.
 
-    def __init__(self, call: Call, extra: Extra) -> None:
-        self.call, self.extra = call, extra
+    A tile's readings are written over by those of the next one. `together`: of one tile both influence and pull are
+    made, from one product.
+    """
+
+    def __init__(self, call: Call, extra: Extra, together: bool = True) -> None:
+        self.call, self.extra, self.together = call, extra, together
         self._g: Tensor | None = None
-        self._product: tuple[Seen | None, Tensor | None] = (None, None)  # of the last tile, which two readings share
+        self._product: tuple[Seen | None, Tensor | None] = (None, None)  # of the last tile
+        self._memory: Tensor | None = None
 
     def band(self, rows: slice) -> None:
         """A new band of rows begins."""
@@ -213,18 +219,33 @@ class Reader:
             found = self._times_values(seen)
             if of == "pull":
                 assert extra.along is not None
-                found = (found - extra.along[..., seen.rows, None].to(found.dtype)).mul_(weights)
+                along = extra.along[..., seen.rows, None].to(found.dtype)
+                found = found - along if self.together else found.sub_(along)
+                found.mul_(weights)
             else:
-                found = found * weights
+                found = found * weights if self.together else found.mul_(weights)
         return found if seen.visible is None else found.masked_fill_(~seen.visible, 0.0)
 
     def _times_values(self, seen: Seen) -> Tensor:
         """g . v of the cells of a tile."""
         last, found = self._product
-        if last is not seen or found is None:
-            v = self.extra.v
-            assert v is not None
+        if not self.together or last is not seen or found is None:
+            assert self.extra.v is not None
             assert self._g is not None
-            found = unfold(self._g @ v[..., seen.columns, :].to(self._g.dtype).mT, self.call.sizes)
+            g, v = self._g, self.extra.v[..., seen.columns, :].to(self._g.dtype)
+            if g.dim() == 3 and g.is_cpu:  # of one map after the other: memory that is in the cache already
+                shape = (g.shape[0], g.shape[1], v.shape[-2])
+                self._memory, out = memory_for(self._memory, shape, g)
+                found = unfold(torch.bmm(g, v.mT, out=out), self.call.sizes)
+            else:
+                found = unfold(g @ v.mT, self.call.sizes)
             self._product = seen, found
         return found
+
+
+def memory_for(memory: Tensor | None, shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory that is used again, at least as large as something, and a part of it with that shape."""
+    count = math.prod(shape)
+    if memory is None or memory.numel() < count:
+        memory = torch.empty(count, dtype=like.dtype, device=like.device)
+    return memory, memory[:count].view(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -13,15 +13,15 @@ from sightline.errors import InputError
 from sightline.lens import geometry
 from sightline.lens.job import Weighted
 from sightline.lens.levels import Levels
-from sightline.lens.requests import Picture
+from sightline.lens.requests import Picture, Received, Top, of_what
 from sightline.lens.sight import Sight
 from sightline.memory import require
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from sightline.backends.call import Call
-    from sightline.lens.requests import Request
+    from sightline.backends.call import Call, MaskLike
+    from sightline.lens.plan import Asked
 
 
 class Others(Protocol):
@@ -29,9 +29,12 @@ class Others(Protocol):
 
     queries: int  # of all
     keys: int
-    positions: list[int]  # where the local queries stand among those of all
 
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]: ...
+    @property
+    def positions(self) -> list[int]:
+        """Where the local queries stand among those of all."""
+
+    def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]: ...
 
     def tile(self, rows: slice, columns: slice) -> Tensor: ...
 
@@ -70,13 +73,18 @@ class RankSight(Sight):
         """The shape of the map of all ranks: (*batch, heads, queries, keys)."""
         return (*self.shape[:-2], self._others.queries, self._others.keys)
 
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
+    def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]:
         """The values of some requests in one pass around the ring, kept nowhere."""
+        check_spread(requests)
         self._unchanged.check()
         return self._others.compute(requests)
 
-    def tile(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
+    def tile(
+        self, rows: slice | int, columns: slice | int, of: str = "weights"
+    ) -> Float[Tensor, "*batch heads rows columns"]:
         """The exact weights of some local queries and any keys of the whole. Every rank must ask, each for its own."""
+        if of != "weights":
+            _refuse(f"{of} of a tile")
         s = self.call.sizes
         band, span = geometry.resolve("rows", rows, s.queries), geometry.resolve("columns", columns, s.keys)
         cells = self.row.numel() // max(s.queries, 1) * (band.stop - band.start) * (span.stop - span.start)
@@ -92,11 +100,12 @@ class RankSight(Sight):
         cell: tuple[int, int] | None = None,
         reduce: str = "mean",
         visible_only: bool = False,
+        of: str = "weights",
     ) -> Float[Tensor, "*batch heads height width"]:
         """A picture of any rectangle of the whole map, as `Sight.picture`; every rank must ask for the same."""
         band = geometry.resolve("rows", rows, self._others.queries)
         span = geometry.resolve("columns", columns, self._others.keys)
-        request = Picture(*size, rows=band, columns=span, cell=cell, reduce=reduce, visible_only=visible_only)
+        request = Picture(*size, rows=band, columns=span, cell=cell, reduce=reduce, visible_only=visible_only, of=of)
         return self._shaped(self.value(request))
 
     def _resolved(self, picture: Picture) -> Picture:
@@ -112,7 +121,27 @@ class RankSight(Sight):
             columns=columns,
             reduce=picture.reduce,
             visible_only=picture.visible_only,
+            of=picture.of,
         )
+
+    @property
+    def influence(self) -> NoReturn:
+        """Not to be had of a sequence on several ranks."""
+        _refuse("influence")
+
+    def spans(
+        self,
+        keys: Mapping[str, Any],
+        queries: Mapping[str, Any] | None = None,
+        of: str = "weights",
+        reduce: str | None = None,
+    ) -> NoReturn:
+        """Not to be had of a sequence on several ranks: `received` and `picture` are."""
+        _refuse("spans")
+
+    def share(self, mask: MaskLike) -> NoReturn:
+        """Not to be had of a sequence on several ranks: `received` and `picture` are."""
+        _refuse("share")
 
     def scores(self, rows: slice | int, columns: slice | int) -> NoReturn:
         """Not to be had of a sequence on several ranks: `tile` gives the weights."""
@@ -145,6 +174,15 @@ class KnownLevels(Levels):
 
     def own_rest(self, logs: Tensor, rows: slice) -> Tensor:
         return self._given[..., rows]
+
+
+def check_spread(requests: Sequence[Asked]) -> None:
+    """Refuse what one pass around the ring does not find: it sees the weights, and adds up what keys received."""
+    for request in requests:
+        known = isinstance(request, str | Top | Picture) or (isinstance(request, Weighted) and request.reduce == "sum")
+        if not known or of_what(request) != "weights":
+            name = f"{request!r}" if isinstance(request, Top | Picture | Received) else type(request).__name__.lower()
+            _refuse(name)
 
 
 def _refuse(what: str) -> NoReturn:

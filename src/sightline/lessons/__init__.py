@@ -37,6 +37,8 @@ LESSONS = (
     "fixed-or-dynamic",
     "kids-and-lions",
     "homonyms",
+    "three-readings",
+    "cutting",
     "dates",
 )
 

@@ -159,7 +159,8 @@ def conclusion(results: dict[str, Found]) -> str:
             )
     return (
         " ".join(told) + " It is one kind of sentence, with one kind of verb; and a weight says where a head takes its"
-        " values from, not that the model's answer rests on it."
+        " values from, not that the model's answer rests on it: see"
+        " the lessons `three-readings` and `cutting`."
     )
 
 

@@ -67,9 +67,10 @@ def order(page: Page) -> None:
     page.keep("parts", changes)
     page.text(
         f"""Why does `{words[middle]}`, the word in the middle, move least? Turned round, it keeps its place: every
-        other word is as far from it as before, on the other side. Its score with another word is a sum of four products, and
-        three of them stay: the words are the same, its own place is the same, and the product of two places depends on
-        how far apart they are, not on which side. Only what its word has to say to a place changes:"""
+        other word is as far from it as before, on the other side. Its score with another word is a sum of four
+        products, and three of them stay: the words are the same, its own place is the same, and the product of two
+        places depends on how far apart they are, not on which side. Only what its word has to say to a place
+        changes:"""
     )
     page.table(
         ["product", "largest change"],

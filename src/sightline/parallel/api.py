@@ -13,7 +13,7 @@ from sightline.backends.nonfinite import finite
 from sightline.biases import as_bias
 from sightline.errors import InputError
 from sightline.lens.requests import parse
-from sightline.lens.spread import RankSight
+from sightline.lens.spread import RankSight, check_spread
 from sightline.lens.unchanged import that_counts
 from sightline.masks import as_mask
 from sightline.parallel import torch_ring
@@ -104,6 +104,7 @@ def observe(
     (torch.Size([1, 8, 100, 64]), torch.Size([1, 8, 100]))
     """
     requests = parse(stats)
+    check_spread(requests)
     given = _Given(mask, bias, sinks, group, balance, backend, f"observe {requests}")
     call, layout = _prepare(q, k, v, given, scale=scale, softcap=softcap, normalizer=normalizer, dropout=dropout)
     out, rows = _run(call, layout)
@@ -141,7 +142,7 @@ def _prepare(q: Tensor, k: Tensor, v: Tensor, given: _Given, **options: Any) -> 
     call = make_call(q, k, v, **options)
     s = call.sizes
     learned = [t is not None and isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, given.bias, given.sinks)]
-    said = {
+    said: dict[str, Any] = {
         "queries": s.queries,
         "keys": s.keys,
         "of the call": {

@@ -40,6 +40,7 @@ from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
+from sightline.watching.silence import say_if_nothing
 from sightline.watching.tokens import Reader
 
 if TYPE_CHECKING:
@@ -135,39 +136,14 @@ class Watcher(Following, Repeating):
         self.tables.clear()
         self.moved, self.own = {}, {}
         self.reader.arrive()
+        self._note_grid()
         self.listening.learn(self.seen, kind is None)
         if self.writer is not None:
             self.writer.finish(complete=kind is None)
             if self.influence is not None:
                 self.influence.then = partial(self.writer.finish, complete=kind is None)
         if kind is None:
-            self._say_if_nothing()
-
-    def _say_if_nothing(self) -> None:
-        idle = self.layers.idle(list(dict.fromkeys([*self.order, *self.seen.unseen])))
-        unseen.say(self.seen.unseen, stacklevel=3)
-        if (self.seen.layers or self.seen.unseen) and not idle:
-            if not self.seen.layers:
-                self.seen._empty = "sl.watch saw no attention that it can show: seen.unseen says why"
-            return
-        if self.order:
-            text = explain(
-                f"sl.watch chose no layer (layers={idle})" if idle else f"sl.watch chose no layer ({self.layers})",
-                expected="one of the layers that ran",
-                got=", ".join(list(self.order)[:8]) + (" …" if len(self.order) > 8 else ""),
-                hint="layers=None for all",
-            )
-        else:
-            text = explain(
-                "sl.watch saw no attention",
-                expected=f"{type(self.model).__name__} to run in this block, in this thread, and to call torch's or "
-                "transformers' attention functions",
-                got="no pass of the model" if not self.passes else "a pass without such a call",
-                hint="F.scaled_dot_product_attention, a softmax between two products, or sl.observe",
-            )
-        if not self.seen.layers:
-            self.seen._empty = text
-        warnings.warn(text, UserWarning, stacklevel=3)
+            say_if_nothing(self)
 
     # What happens in the model.
 
@@ -249,15 +225,6 @@ class Watcher(Following, Repeating):
     def name_of(self, module: nn.Module) -> str | None:
         return self.names.get(id(module))
 
-    def module_of(self, name: str) -> nn.Module | None:
-        """The module of this path."""
-        return next((module for module in self.model.modules() if self.names.get(id(module)) == name), None)
-
-    def mark_by_hand(self, name: str) -> None:
-        """What was seen of a module is attention that no function was called for."""
-        for layer in self._followed():
-            layer.by_hand |= layer.name.split("#")[0] == name
-
     def wants(self, name: str) -> bool:
         if name not in self.order:
             self.order[name] = len(self.order)
@@ -329,8 +296,14 @@ class Watcher(Following, Repeating):
         """The account of one call becomes a part of its layer."""
         call, row, first_query, first_key = looked[:4]
         s = call.sizes
+        full = self._piece_of(name, looked)
+        if full is None:
+            full, is_piece = self.note(name, first_query, first_key + s.keys), False
+        else:
+            first_query = first_key = self.windows.last[name].end_key
+            looked, is_piece = looked._replace(first_query=first_query, first_key=first_key), True
         end_key = first_key + s.keys
-        full = self.note(name, first_query, end_key)
+        self.windows.put(name, full, self.passes, call, end_key)
         layer = self.seen._layers.get(full)
         if not self._is_followed(full, s.batch):
             return
@@ -340,7 +313,7 @@ class Watcher(Following, Repeating):
             self.seen._layers[full] = layer
         assert isinstance(layer, Layer)
         with active.quiet(), aside():
-            if self.gather.step(layer, call, row, first_query, first_key):
+            if not is_piece and self.gather.step(layer, call, row, first_query, first_key):
                 if looked.heads is not None:
                     self.deeper.step(layer.parts[-1], looked.heads.v, s.heads, s.kv_heads)
                 return

@@ -19,8 +19,10 @@ import torch
 
 from sightline.errors import SightlineError
 from sightline.explore.model_runs import Models, Report, RunRequest, watched
+from sightline.explore.readings import ReadingRequest, compute
 from sightline.explore.reasons import told
 from sightline.explore.run import Run, as_run
+from sightline.explore.writing import Pace
 from sightline.watching import Seen
 from sightline.watching import load as load_run
 from sightline.web.problems import Problem, from_error
@@ -37,7 +39,7 @@ class Job:
     """One request and where it stands: queued, running, done, failed or cancelled."""
 
     id: str
-    request: RunRequest
+    request: RunRequest | ReadingRequest
     state: str = "queued"
     stage: str = "waiting"
     done: int = 0
@@ -47,6 +49,10 @@ class Job:
     version: int = 0
     looks: int = 0  # how often the run was handed out before it was there
     cancelled: threading.Event = field(default_factory=threading.Event)
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.cancelled)
 
     def about(self, position: int) -> dict[str, Any]:
         return {
@@ -90,7 +96,7 @@ class JobQueue:
         self._thread: threading.Thread | None = None
         self._ending = False
 
-    def put(self, request: RunRequest) -> Job:
+    def put(self, request: RunRequest | ReadingRequest) -> Job:
         """Take a request; the same one twice is one job."""
         id = request.id
         with self._lock:
@@ -115,9 +121,9 @@ class JobQueue:
             self._queue.put(job)
         return job
 
-    def done(self, request: RunRequest) -> Job:
+    def done(self, request: RunRequest | ReadingRequest) -> Job:
         """The job of a run that is there already."""
-        return self.by_id.get(request.id) or Job(request.id, request, state="done", stage="done")
+        return self.by_id.setdefault(request.id, Job(request.id, request, state="done", stage="done"))
 
     def position(self, job: Job) -> int:
         """0 for the one that runs or is over, 1 for the next."""
@@ -131,6 +137,7 @@ class JobQueue:
         job = self.by_id.get(id)
         if job is not None and not job.over:
             job.cancelled.set()
+            job.pace.wake()
             if job.state == "queued":
                 self._set(job, state="cancelled")
 
@@ -249,7 +256,10 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
         try:
             report(stage=f"loading {job.request.model}")
             model, tokenizer = models.get(job.request.model)
-            watched(model, tokenizer, job.request, folder, report, growing)
+            if isinstance(job.request, ReadingRequest):
+                cleanup()
+                return compute(job.request, model, tokenizer, report)
+            watched(model, tokenizer, job.request, folder, report, growing, job.pace)
             return as_run(job.id, load_run(folder), cleanup=cleanup)
         except BaseException:
             cleanup()

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from sightline.explore import changes, readings
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.run import Run
 from sightline.web import shapes
@@ -38,6 +39,8 @@ class NewRun(BaseModel):
     model: str = Field(min_length=1, max_length=100, description="one of the models in /api/limits")
     layers: str | None = Field(None, max_length=200, description="which layers to watch, e.g. 0-3,5; all if left out")
     generate: int = Field(0, ge=0, le=512, description="tokens to generate after the text (causal models)")
+    edits: list[str] = Field([], max_length=32, description="edits of its attention, e.g. ablate:23.3, cut:23.3:q13:k9")
+    begun: list[int] = Field([], max_length=512, description="ids of the first of them, e.g. up to an alternative")
 
 
 def routes(service: Service) -> APIRouter:
@@ -88,7 +91,10 @@ def routes(service: Service) -> APIRouter:
                 got=f"{size:,} bytes",
                 hint="a part of it",
             )
-        job = service.order(RunRequest(new.text, new.model, new.layers, new.generate))
+        for edit in new.edits:
+            changes.read(edit)  # says what it cannot be
+        options = (new.layers, new.generate, tuple(new.begun), tuple(new.edits))
+        job = service.order(RunRequest(new.text, new.model, *options))
         return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
 
     @api.get("/runs/{run}", tags=["runs"], response_model=shapes.Run | shapes.Order)
@@ -96,7 +102,7 @@ def routes(service: Service) -> APIRouter:
         """A run: its model, text and layers; or where its order stands."""
         if run not in service.library and (job := service.jobs.by_id.get(run)) is not None:
             return Answer(job.about(service.jobs.position(job)), headers={"Cache-Control": "no-store"})
-        body = {"state": "done", **(await asyncio.to_thread(service.run, run)).about()}
+        body = {"state": "done", **await asyncio.to_thread(lambda: readings.about(service.run(run), service.models))}
         return Answer(body, headers={"Cache-Control": "no-store"})
 
     @api.delete("/runs/{run}", status_code=204, tags=["runs"])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable
 from typing import Any
 
+from sightline.explore import readings
 from sightline.explore.atlas import KEPT, Atlas
 from sightline.explore.cache import Cache
 from sightline.explore.model_runs import Models, RunRequest
@@ -31,7 +32,7 @@ class Service:
     ) -> None:
         self.models = models
         self.library = Library(runs, self._drop)
-        self.jobs = JobQueue(perform, self.library.add, self.library.discard)
+        self.jobs = JobQueue(perform, self._finished, self.library.discard)
         self.workers = Workers(threads)
         # Rollout, steps and exports take seconds: they have a thread of their own, so that no tile waits for them.
         self.patient = Workers(1)
@@ -63,8 +64,29 @@ class Service:
 
     # Runs
 
+    def _finished(self, run: Run) -> None:
+        if run.base is None:
+            self.library.add(run)
+        else:
+            readings.keep(run)
+
     def run(self, id: str) -> Run:
-        """A finished or growing run; one that is not there yet is a 409."""
+        """A finished or growing run, or a reading of one; one that is not there yet is a 409."""
+        base, _, reading = id.partition("_")
+        if reading and id not in self.library and base in self.library:
+            key, _, of = reading.partition("_")
+            found = readings.find(self.library.get(base), key, of)
+            if found is not None:
+                return found
+            if (job := self.jobs.by_id.get(f"{base}_{key}")) is None or job.over:
+                raise Problem(
+                    404,
+                    "this reading is not there",
+                    expected=f"one of {', '.join(readings.SHOWN)}, made by POST /api/runs/{base}/readings",
+                    got=id[:80],
+                    hint="make it again: a few are kept for each run",
+                )
+            id = job.id
         if id not in self.library and (job := self.jobs.by_id.get(id)) is not None:
             raise Problem(
                 409,
@@ -75,6 +97,17 @@ class Service:
                 retry_after=1,
             )
         return self.library.get(id)
+
+    def order_reading(self, request: readings.ReadingRequest) -> Job:
+        """Take a request to read a run once more; what is there already is not done again."""
+        reason = readings.why_not(request.run, self.models)
+        if reason is not None:
+            raise Problem(
+                422, "this run cannot be read once more", expected="a run made here", got=reason, hint="what was kept"
+            )
+        if readings.find(request.run, request.key, readings.SHOWN[-1]) is not None:
+            return self.jobs.done(request)
+        return self.jobs.put(request)
 
     def order(self, request: RunRequest) -> Job:
         """Take a request for a run; a run that is there already is not done again."""
@@ -186,4 +219,7 @@ class Service:
 
 
 def _belongs(key: Any, id: str) -> bool:
-    return isinstance(key, tuple) and bool(key) and isinstance(key[0], tuple) and key[0][:1] == (id,)
+    """Whether something is of a run, or of a reading of it."""
+    if not (isinstance(key, tuple) and key and isinstance(key[0], tuple) and key[0]):
+        return False
+    return key[0][0] == id or str(key[0][0]).startswith(f"{id}_")

@@ -109,8 +109,31 @@ class Layer(TypedDict):
 
 
 @whole
+class Image(TypedDict):
+    """The patches of a picture: rows, columns, and how many tokens come before them."""
+
+    rows: int
+    columns: int
+    first: int
+
+
+@whole
+class Aim(TypedDict):
+    """What is asked about: a token, another one instead, after a position."""
+
+    token: str
+    than: str
+    after: int | None
+
+
+@whole
 class Run(TypedDict):
-    """A run: its model, its text, its layers, and what attended without being caught."""
+    """A run: its model, its text, its layers, and what attended without being caught.
+
+    `prompt` is how many tokens stand before what the model wrote, if it did, and `asked` their text. A reading of a run
+    is a run too: `of` is what its cells are, `base` the run, `most` its largest cell, `aim` what it is for, `value` its
+    value. `own` are readings that the run has by itself, `why_not` the reason why no others can be made.
+    """
 
     id: str
     state: Literal["done"]
@@ -125,6 +148,18 @@ class Run(TypedDict):
     unseen: dict[str, str]
     revision: int
     growing: bool
+    prompt: int | None
+    asked: str | None
+    edits: list[str]
+    base: str
+    of: Literal["weights", "norms", "influence", "pull"]
+    signed: bool
+    most: float | None
+    aim: Aim | None
+    value: float | None
+    own: list[str]
+    image: Image | None
+    why_not: str | None
 
 
 @whole
@@ -181,6 +216,7 @@ class Cell(TypedDict):
     of: NotRequired[int]
     score: NotRequired[float | None]
     entropy: float | None
+    reading: NotRequired[float | None]
     others: list[RowValue]
 
 

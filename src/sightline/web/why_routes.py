@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.explore import every_head
+from sightline.explore import aims, bookmarks, every_head, images, outcome, places
+from sightline.explore.aims import Aim
+from sightline.explore.links import Special
+from sightline.explore.readings import ReadingRequest
+from sightline.explore.run import Run
 from sightline.web import why_shapes as shapes
 from sightline.web.answers import finished, unless_over
-from sightline.web.problems import Answer
+from sightline.web.problems import Answer, Problem
 from sightline.web.service import Service
+from sightline.web.shapes import Ordered
 
-OF = Query(pattern="^(weights|norms|influence|pull)$", description="which reading: weights, norms, influence or pull")
+NOT_KEPT = {"Cache-Control": "no-store"}
+
+
+class NewMark(BaseModel):
+    """A bookmark."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    layer: int = Field(ge=0, description="as the model counts")
+    head: int = Field(ge=0)
+    q: int | None = Field(None, ge=0, description="the pinned query")
+    k: int | None = Field(None, ge=0, description="the pinned key")
+    text: str = Field("", max_length=bookmarks.LONGEST, description="a sentence")
+
+
+class NewMarks(BaseModel):
+    """All bookmarks of a run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    marks: list[NewMark] = Field(max_length=bookmarks.MOST)
+
+
+class NewReading(BaseModel):
+    """What to read a run for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field("", max_length=aims.LONGEST, description="a token, the likeliest if empty")
+    than: str = Field("", max_length=aims.LONGEST, description="another one instead of it")
+    after: int | None = Field(None, ge=0, description="the position it comes after; the last if left out")
+
+
+class NewPace(BaseModel):
+    """How to go on writing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    do: str = Field(pattern="^(pause|step|go|stop)$", description="pause, step (one more token), go, or stop here")
 
 
 def add_why(api: APIRouter, service: Service) -> None:
@@ -26,15 +71,14 @@ def add_why(api: APIRouter, service: Service) -> None:
         q: Annotated[int, Query(ge=0)],
         k: Annotated[int | None, Query(ge=0)] = None,
         layer: Annotated[int, Query(ge=0)] = 0,
-        of: Annotated[str, OF] = "weights",
     ) -> Response:
         """One cell in every layer and head; without k the strongest keys of a query. `layer`: where it was pinned."""
         it = service.run(run)
 
         def make() -> dict:
-            return every_head.strongest(it, q, layer, of) if k is None else every_head.grid(it, q, k, layer, of)
+            return every_head.strongest(it, q, layer) if k is None else every_head.grid(it, q, k, layer)
 
-        key = (it.key, "grid", q, k, layer, of)
+        key = (it.key, "grid", q, k, layer)
         return finished(request, it, Answer(await unless_over(service, request, service.slow(key, make))))
 
     @api.get("/runs/{run}/path", tags=["why"], response_model=shapes.Path)
@@ -44,11 +88,148 @@ def add_why(api: APIRouter, service: Service) -> None:
         q: Annotated[int, Query(ge=0)],
         start: Annotated[int | None, Query(ge=0)] = None,
         layer: Annotated[int, Query(ge=0)] = 0,
-        of: Annotated[str, OF] = "weights",
         least: Annotated[float, Query(gt=0, le=1)] = every_head.LEAST,
     ) -> Response:
         """The strongest sources of a token, from one layer down, followed where a link has at least this weight."""
         it = service.run(run)
-        key = (it.key, "path", q, start, layer, of, least)
-        work = service.slow(key, lambda: every_head.follow(it, q, start, of, least, layer))
+        key = (it.key, "path", q, start, layer, least)
+        work = service.slow(key, lambda: every_head.follow(it, q, start, least, layer))
         return finished(request, it, Answer(await unless_over(service, request, work)))
+
+    @api.get("/runs/{run}/links/{layer}/{head}", tags=["why"], response_model=shapes.Links)
+    async def links(
+        request: Request,
+        run: str,
+        layer: int,
+        head: int,
+        q: Annotated[int | None, Query(ge=0)] = None,
+        k: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """The strong links of a head, the strongest first; with q and k those like that one, the most alike first."""
+        it = service.run(run)
+        about, view = it.layer(layer), it.view(layer, head)
+
+        def make() -> dict[str, Any]:
+            special = Special(it.special_queries(about), it.special_keys(about))
+            found = places.strong_links(view, special)
+            if q is not None and k is not None:
+                found = places.like(found, q, k, it.labels.texts, it.key_labels(about).texts)
+            return {"links": [list(link) for link in found]}
+
+        key = (it.key, "links", layer, head, q, k)
+        return finished(request, it, Answer(await unless_over(service, request, service.slow(key, make))))
+
+    @api.get("/runs/{run}/written", tags=["why"], response_model=shapes.Written)
+    async def written(run: str) -> Response:
+        """What the model wrote: each token with its probability and four others; as far as it is written."""
+        job = service.jobs.by_id.get(run)
+        live = job is not None and not job.over
+        found = job.pace.written if job is not None and live else None
+        if found is None:
+            found = service.run(run).meta.get("written")
+        if found is None:
+            raise Problem(
+                404, "nothing was written here", expected="a run with generate", got="a text", hint="generate=8"
+            )
+        total = job.request.generate if job is not None and live else len(found["tokens"])
+        paused = job is not None and live and job.pace.paused
+        return Answer({**found, "total": total, "writing": live, "paused": paused}, headers=NOT_KEPT)
+
+    @api.post("/runs/{run}/pace", status_code=204, tags=["why"])
+    async def pace(run: str, new: NewPace) -> Response:
+        """Hold a text that is being written, let it go on for one token, let it go on, or end it here."""
+        job = service.jobs.by_id.get(run)
+        if job is None or job.over:
+            raise Problem(
+                404, "nothing is being written here", expected="a run that is made", got=run[:40], hint="runs"
+            )
+        job.pace.set(new.do)
+        return Response(status_code=204)
+
+    @api.get("/runs/{run}/bookmarks", tags=["why"], response_model=shapes.Marks)
+    async def marks(run: str) -> Response:
+        """The bookmarks of a run."""
+        it = service.run(run)
+        found = await asyncio.to_thread(bookmarks.read, it)
+        return Answer({"marks": found, "saved": it.folder is not None}, headers=NOT_KEPT)
+
+    @api.put("/runs/{run}/bookmarks", status_code=204, tags=["why"])
+    async def mark(run: str, new: NewMarks) -> Response:
+        """Put these bookmarks in the place of those before; those of a saved run lie in its folder."""
+        it = service.run(run)
+        await asyncio.to_thread(bookmarks.write, it, [one.model_dump() for one in new.marks])
+        return Response(status_code=204)
+
+    @api.get("/runs/{run}/image", tags=["why"])
+    async def image(run: str) -> Response:
+        """The picture that a vision model was given, PNG or JPEG."""
+        content, kind = await asyncio.to_thread(lambda: images.read(service.run(run)))
+        return Response(content, media_type=kind, headers={"X-Content-Type-Options": "nosniff", **NOT_KEPT})
+
+    @api.post("/runs/{run}/readings", status_code=202, tags=["why"], response_model=Ordered)
+    async def read(run: str, new: NewReading) -> Response:
+        """Read a run once more, with gradients of a token's logit: what was carried, and what mattered.
+
+        It waits as a run does, and has events; then `{run}_{id}_norms` and `{run}_{id}_influence` are runs too.
+        """
+        it = service.run(run)
+        request = ReadingRequest(it if it.base is None else it.base, Aim(new.token, new.than, new.after))
+        job = service.order_reading(request)
+        return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
+
+    def with_model(it: Run) -> tuple[Any, Any]:
+        if service.models is None or it.model not in service.models:
+            raise Problem(
+                422,
+                "the model of this run is not at hand",
+                expected="a model of this server",
+                got=str(it.model),
+                hint="limits",
+            )
+        return service.models.get(str(it.model))
+
+    async def row_after(request: Request, it: Run, after: int) -> Any:
+        make = lambda: (outcome.row_of(it, with_model(it)[0], after), True)  # noqa: E731
+        return (await unless_over(service, request, service.slow((it.key, "logits", after), make)))[0]
+
+    @api.get("/runs/{run}/next", tags=["why"], response_model=shapes.Next)
+    async def following(
+        request: Request,
+        run: str,
+        token: Annotated[str, Query(max_length=aims.LONGEST)] = "",
+        than: Annotated[str, Query(max_length=aims.LONGEST)] = "",
+        after: Annotated[int | None, Query(ge=0)] = None,
+        n: Annotated[int, Query(ge=1, le=20)] = 5,
+    ) -> Response:
+        """What the model would write next, its edits and all: probabilities, and the difference of two logits."""
+        it = service.run(run)
+        aim = Aim(token, than, after)
+        body = outcome.kept(it, n) if aim == Aim() else None
+        if body is None:
+            ids = outcome.ids_of(it)
+            row = await row_after(request, it, aims.place(aim, len(ids)))
+            body = outcome.outcome(it, with_model(it)[1], row, aim, n)
+        return finished(request, it, Answer(body))
+
+    @api.get("/runs/{run}/python/{layer}/{head}", tags=["why"], response_model=shapes.Python)
+    async def python(
+        request: Request,
+        run: str,
+        layer: int,
+        head: int,
+        q: Annotated[int | None, Query(ge=0)] = None,
+        k: Annotated[int | None, Query(ge=0)] = None,
+        token: Annotated[str, Query(max_length=aims.LONGEST)] = "",
+        than: Annotated[str, Query(max_length=aims.LONGEST)] = "",
+        after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """What is on the screen as a program: text, edits, target, head and cell."""
+        it = service.run(run)
+        known = (it.meta.get("aim") or {}).get("ids") if it.base is not None else None
+        if known is None and (token or than or after is not None):
+            aim, ids = Aim(token, than, after), outcome.ids_of(it)
+            row = await row_after(request, it, aims.place(aim, len(ids)))
+            found = aims.aimed(aim, with_model(it)[1], ids, row)
+            known = [found.token, found.than, found.after]
+        lines = outcome.python(it, layer, head, q, k, None if known is None else tuple(known))
+        return finished(request, it, Answer({"python": lines}))

@@ -25,6 +25,14 @@ def test_a_run_and_its_sights_show_themselves():
     assert "model.layers.1.self_attn" in text
     assert "<script>" not in text
     assert len(images(text)) == 8
+    # Heads stand apart, each with its number; so do tokens, whatever sign their tokenizer has for a space.
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == [f"head {h}" for h in range(4)] * 2
+    assert text.count("margin:0 12px 8px 0") == 8
+    assert "Queries down, keys across" in text
+    seen.tokens = [["\u0120The", "\u2581kids", "##s", "\u0120"]] * 3
+    assert re.findall(r"<span[^>]*>(.*?)</span>", seen._repr_html_()) == ["The", "kids", "##s", "\u0120"]
+    seen.tokens = [["a"] * 81] * 3
+    assert " and 1 more" in seen._repr_html_()
     sight = seen[0]._repr_html_()
     assert len(images(sight)) == 4
     assert "the first of 3 sequences" in sight

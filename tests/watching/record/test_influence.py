@@ -394,3 +394,20 @@ def without_one_each(module, args):
     heads = args[0].unflatten(-1, (9, -1)).clone()
     heads[torch.arange(9), :, torch.arange(9)] = 0
     return heads.flatten(-2)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_under_edits_it_is_of_what_the_model_was_given(implementation):
+    model, given = tiny.model("llama", implementation).requires_grad_(False), tiny.inputs("llama")
+    everything = slice(None), slice(None)
+    with sl.edit(model) as edits:
+        edits.scale(0.5, layers=0, heads=[1])
+        edits.cut(keys=2, layers=1)
+        with watch(model, influence=True, keep_qk=True) as seen:
+            seen.backward(model(**given).logits[:, -1, 3])
+    cut, scaled = seen[1], seen[0]
+    assert cut.tile(*everything)[..., 2].sum() == 0
+    assert cut.influence.abs().sum() > 1
+    torch.testing.assert_close(cut.tile(*everything, of="influence").sum(-1), cut.influence, atol=1e-5, rtol=1e-4)
+    halves = scaled.tile(*everything, of="influence").sum(-1)[:, 1] * 0.5
+    torch.testing.assert_close(halves, scaled.influence[:, 1], atol=1e-5, rtol=1e-4)

@@ -35,6 +35,12 @@ class Seen(NamedTuple):
     log: Tensor | None = None
     shares: Tensor | None = None
     level: Tensor | None = None  # [*batch, heads, rows, 1]
+    magnitude: Tensor | None = None  # the weights without their sign, where they have one and somebody has made that
+
+    @property
+    def sizes(self) -> Tensor:
+        """The weights without their sign."""
+        return self.weights.abs() if self.magnitude is None else self.magnitude
 
 
 class Accumulator:
@@ -145,7 +151,7 @@ class Received(Accumulator):
 
     def add(self, tile: Seen) -> None:
         if self.magnitude:
-            tile = tile._replace(weights=tile.weights.abs())
+            tile = tile._replace(weights=tile.sizes)
         if self.by_query is None:
             self.total[..., tile.columns] += tile.weights.sum(-2)
         else:
@@ -199,7 +205,7 @@ class Strongest(Accumulator):
         self.cells = torch.zeros_like(self.weights) if signed else None  # with their signs
 
     def add(self, tile: Seen) -> None:
-        cells, weights = tile.weights, tile.weights.abs() if self.signed else tile.weights
+        cells, weights = tile.weights, tile.sizes if self.signed else tile.weights
         weights = weights if tile.visible is None else weights.masked_fill(~tile.visible, -1.0)
         mine, keys = self.weights[..., tile.rows, :], self.keys[..., tile.rows, :]
         n = min(self.n, weights.shape[-1])

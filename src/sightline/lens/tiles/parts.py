@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.lens.cpu.top_keys import Best
 from sightline.lens.job import Allowed, Between, Weighted
-from sightline.lens.readings import SIGNED
+from sightline.lens.readings import SIGNED, memory_for
 from sightline.lens.requests import Top
 from sightline.lens.tiles.accumulators import Accumulator, Largest, Received, Seen, Strongest
 from sightline.masks import EMPTY, FULL
@@ -26,15 +27,56 @@ class Readings(Accumulator):
 
     def __init__(self, reader: Reader, parts: Mapping[str, Sequence[Accumulator]]) -> None:
         self.reader, self.parts = reader, parts
+        # Those whose sizes without a sign are asked for more than once.
+        self.sizes = {of for of, several in parts.items() if of in SIGNED and sum(map(_by_size, several)) > 1}
+        self._memory: Tensor | None = None
 
     def band(self, rows: slice) -> None:
         self.reader.band(rows)
+        for parts in self.parts.values():
+            for part in parts:
+                part.band(rows)
 
     def add(self, tile: Seen) -> None:
         for of, parts in self.parts.items():
             cells = tile if of == "weights" else tile._replace(weights=self.reader.cells(of, tile))
+            if of in self.sizes:
+                self._memory, out = memory_for(self._memory, tuple(cells.weights.shape), cells.weights)
+                cells = cells._replace(magnitude=torch.abs(cells.weights, out=out))
             for part in parts:
                 part.add(cells)
+
+
+def _by_size(part: Accumulator) -> bool:
+    return isinstance(part, Strongest | StrongestOfMap) or (isinstance(part, Received) and part.magnitude)
+
+
+class StrongestOfMap(Accumulator):
+    """Per row of one map on a CPU: the n largest cells and their keys, without sorting; see `Best`."""
+
+    def __init__(self, call: Call, n: int, signed: bool) -> None:
+        s = call.sizes
+        self.n, self.signed = n, signed
+        self.keys = torch.full((1, s.queries, n), -1, device="cpu")
+        self.cells = torch.zeros(1, s.queries, n, dtype=call.compute_dtype, device="cpu")
+        self._rows, self._best = slice(0, 0), Best(0, n, call.compute_dtype, signed)
+
+    def band(self, rows: slice) -> None:
+        self._put()
+        self._rows, self._best = rows, Best(rows.stop - rows.start, self.n, self.cells.dtype, self.signed)
+
+    def add(self, tile: Seen) -> None:
+        sizes = tile.sizes if self.signed else tile.weights
+        if tile.visible is not None:
+            sizes = sizes.masked_fill(~tile.visible, -1.0)
+        self._best.add(sizes[0], tile.columns.start, tile.weights[0] if self.signed else None)
+
+    def _put(self) -> None:
+        self.keys[0, self._rows], self.cells[0, self._rows] = self._best.result()
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        self._put()
+        return self.keys, self.cells
 
 
 class SpanSums(Accumulator):
@@ -82,6 +124,8 @@ class Share(Accumulator):
 def gathers(call: Call, request: object) -> Accumulator:
     """What gathers the answer to a request about keys, queries or spans."""
     if isinstance(request, Top):
+        if request.of != "weights" and call.q.dim() == 3 and call.sizes.heads == 1 and call.device.type == "cpu":
+            return StrongestOfMap(call, request.n, request.of in SIGNED)
         return Strongest(call, request.n, request.of in SIGNED)
     if isinstance(request, Between):
         return SpanSums(call, request)

@@ -11,6 +11,7 @@ from torch import Tensor
 from sightline.backends.tiles import Columns, scaled_rows, score_tile
 from sightline.lens.levels import level_of
 from sightline.lens.tiles.accumulators import Accumulator, Seen
+from sightline.lens.tiles.lean import Lean, is_lean
 from sightline.masks import EMPTY, FULL, edges, spans
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # Scores of one step over all heads, so that a tile and what is made of it stay in the cache.
 _CELLS = 1 << 19
+# Of one map in memory that is used again.
+_LEAN_TILE = 512, 512
 # Stands for the logarithm of 0.
 _LEAST = -1e30
 
@@ -29,14 +32,16 @@ def walk(
     rows: slice | None = None,
     columns: slice | None = None,
     align: tuple[int, int] = (1, 1),
+    weights_only: bool = False,
 ) -> None:
     """Show every tile of a rectangle of the map that is not empty to every accumulator.
 
-    `align` asks for tiles that hold whole pixels.
+    `align` asks for tiles that hold whole pixels. `weights_only`: no accumulator needs more of a tile than its weights.
     """
     call, s = levels.call, levels.call.sizes
     rows, columns = rows or slice(0, s.queries), columns or slice(0, s.keys)
-    height, width = _tile_size(call, align)
+    lean = Lean(levels) if weights_only and is_lean(call) else None
+    height, width = _tile_size(call, align, _LEAN_TILE if lean else None)
     row_edges = edges(rows.stop - rows.start, height) + rows.start
     column_edges = edges(columns.stop - columns.start, width) + columns.start
     kinds = None
@@ -54,8 +59,11 @@ def walk(
             levels.put(band, levels.measure(q_rows, band, tiles))
         for accumulator in accumulators:
             accumulator.band(band)
+        quick = lean is not None and not levels.any(band)
+        if lean is not None and quick:
+            lean.band(band)
         for tile in tiles:
-            seen = see(levels, q_rows, band, tile)
+            seen = lean.see(tile) if lean is not None and quick else see(levels, q_rows, band, tile)
             for accumulator in accumulators:
                 accumulator.add(seen)
 
@@ -86,7 +94,9 @@ def see(levels: Levels, q_rows: Tensor, rows: slice, columns: Columns) -> Seen:
     return Seen(rows, columns.span, weights, tile.visible, log=log, shares=shares, level=level)
 
 
-def _tile_size(call: Call, align: tuple[int, int]) -> tuple[int, int]:
+def _tile_size(call: Call, align: tuple[int, int], given: tuple[int, int] | None = None) -> tuple[int, int]:
+    if given is not None:
+        return _multiple(given[0], align[0]), _multiple(given[1], align[1])
     s = call.sizes
     cells = max(_CELLS // max(1, s.heads * torch.Size(s.batch).numel()), 1 << 12)
     height, width = (

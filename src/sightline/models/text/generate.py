@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.models.text.sampling import Sampler
 from sightline.nn.fast.decoder_step import Step
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def new_tokens(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], sampler: Sampler, most: int
+    model: LanguageModel, prompts: Sequence[Sequence[int]], sampler: Callable[[Tensor], Tensor], most: int
 ) -> Iterator[list[int]]:
     """The next token of every prompt, step by step, at most `most` times; the caller stops when it has enough.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from sightline.backends.call import make_call
 from sightline.portable import one_batch_axis
 from sightline.watching.intercept import active
+from sightline.watching.intercept.heads import Heads
 from sightline.watching.intercept.looked import Attended, Edited, Looked
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def tell(who: Audience, found: Edited | None, first_query: int, first_key: int, 
         return not who.watching
     if heads is not None and found.values is not None:
         heads = heads._replace(v=found.values)
-    who.record(Looked(found.call, found.row, first_query, first_key, heads))
+    who.record(Looked(found.call, found.row, first_query, first_key, heads=heads))
     return True
 
 

@@ -121,7 +121,9 @@ class Again(Audience):
     """The same for a call that a reentrant checkpoint makes again: it was counted, and brings its gradient."""
 
     def note(self, first_query: int, end_key: int) -> None:
-        pass
+        for watcher, name in self.hearing:
+            if not _recomputes(watcher) and (watcher, name) not in self.wanting:
+                watcher.note(name, first_query, end_key)
 
     def miss(self, why: str, first_query: int, end_key: int) -> None:
         pass
@@ -131,8 +133,10 @@ class Again(Audience):
 
     def record(self, looked: Any) -> None:
         for watcher, name in self.wanting:
-            if watcher.influence is not None:
-                watcher.influence.again(name, looked)
+            if _recomputes(watcher):
+                watcher.influence.again(name, looked)  # type: ignore[union-attr]
+            else:
+                watcher.record(self.module, name, looked)
 
 
 def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
@@ -145,7 +149,9 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if not watches:
         return None
     once_more = torch._C._current_graph_task_id() != -1 and not again
-    if once_more and not (watches := [watcher for watcher in watches if _recomputes(watcher)]):
+    if once_more:
+        watches = [watcher for watcher in watches if getattr(watcher, "edits", False) or _recomputes(watcher)]
+    if not watches:
         return None
     module = module or active.known_module()
     if module is None:
@@ -158,12 +164,18 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if func is torch._transformer_encoder_layer_fwd:
         module = fast_path.attends_by(module)
     hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
-    return (Again if once_more else Audience)(module, hearing) if hearing else None
+    if not hearing:
+        return None
+    return (
+        Again(module, hearing)
+        if once_more and any(_recomputes(one) for one, _ in hearing)
+        else Audience(module, hearing)
+    )
 
 
 def _recomputes(watcher: Watcher) -> bool:
     influence = getattr(watcher, "influence", None)
-    return getattr(watcher, "edits", False) or (influence is not None and influence.recomputes)
+    return influence is not None and influence.recomputes
 
 
 class WatchMode(Listener):

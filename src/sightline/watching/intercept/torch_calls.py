@@ -265,7 +265,7 @@ def _looked(call: Call, row: Tensor, first_query: int, first_key: int, heads: He
         sinks=sinks,
         dropout=0.0,
     )
-    return Looked(call, row, first_query, first_key, heads)
+    return Looked(call, row, first_query, first_key, heads=heads)
 
 
 def _one_batch_axis(bias: BiasLike, batch: tuple[int, ...]) -> BiasLike:

@@ -39,7 +39,8 @@ _UNCOUNTED = 1 << 40
 
 def miss(watcher: Watcher, name: str, reason: str) -> None:
     """A module attended and was not caught: a watch that chose it says so. The first reason counts."""
-    if watcher.layers(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
+    chosen = getattr(watcher, "layers", None)  # who edits has none, and is told of all
+    if chosen is None or chosen(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
         watcher.seen._unseen.setdefault(name, reason)
 
 
@@ -232,11 +233,14 @@ def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         trace.forget(into)
     for kind in ("weights", "product", "features", "sampled", "around", "soft"):
         if kind in kinds:
-            same = [i for i, x in enumerate(operands) if kinds[i] == kind and x.shape == _shape(result)]
+            same = [i for i, x in enumerate(operands) if kinds[i] == kind and x.shape == _shape(into)]
             i = next((i for i in same if _way(marks[i])), kinds.index(kind))
             mark = marks[i]
             assert mark is not None
-            mark = _changed(mark, operands[i], result if func in _BY_ELEMENT else None)
+            if func in _INTO and i == 0:
+                pass  # what is written into scores leaves their axes where they are
+            else:
+                mark = _changed(mark, operands[i], result if func in _BY_ELEMENT else None)
             others = [x for j, x in enumerate(operands) if kinds[j] != kind and x is not operands[i]]
             if kind == "weights" and func in _BY_ELEMENT and not _still_weights(operands[i], others, result):
                 trace.forget(into)
@@ -289,7 +293,9 @@ def holders(reason: str, softmax: nn.Module | None) -> list[tuple[Watcher, str]]
     The reason comes first: a frame whose first argument is a module is taken for a method of it.
     """
     module, found = current(), []
-    for watcher in active.watches() if module is not None else []:
+    if module is None:
+        return []
+    for watcher in active.watches():
         name = watcher.name_of(module)
         other = name if softmax is None else watcher.name_of(softmax)
         if name is not None and other is not None:

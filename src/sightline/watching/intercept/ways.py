@@ -84,15 +84,25 @@ def _of_einsum(equation: Any, a: Tensor, b: Tensor, result: Tensor) -> Way | Non
     rows = [c for c in out if c != "." and c in one and c not in other]
     columns = [c for c in out if c != "." and c in other and c not in one]
     dims = [c for c in one if c in other and c not in out]
-    if len(rows) != 1 or len(columns) != 1 or len(dims) != 1 or _hidden(out, rows[0]) or _hidden(out, columns[0]):
+    if not rows or not columns or len(dims) != 1:
+        return None
+    row, column = rows[-1], columns[-1]  # what stands before may be heads that share the keys
+    if _hidden(out, row) or _hidden(out, column):
         return None
     q = k = None
     if "." not in one + other + out:
-        shared = [c for c in out if c not in (rows[0], columns[0])]
-        if all(c in one and c in other for c in shared):
-            q = a.permute([one.index(c) for c in (*shared, rows[0], dims[0])])
-            k = b.permute([other.index(c) for c in (*shared, columns[0], dims[0])])
-    return Way(Product(q, k, result.shape, out.index(rows[0]) - len(out), out.index(columns[0]) - len(out)))
+        shared = [c for c in out if c not in (row, column)]
+        q, k = _ordered(a, one, [*shared, row, dims[0]]), _ordered(b, other, [*shared, column, dims[0]])
+    return Way(Product(q, k, result.shape, out.index(row) - len(out), out.index(column) - len(out)))
+
+
+def _ordered(x: Tensor, have: str, want: list[str]) -> Tensor:
+    """A tensor with its axes in another order; those that it has not are of one position."""
+    found = x.permute([have.index(c) for c in want if c in have])
+    for i, c in enumerate(want):
+        if c not in have:
+            found = found.unsqueeze(i)
+    return found
 
 
 def letters(equation: Any) -> tuple[str, str, str] | None:

@@ -20,7 +20,7 @@ READINGS = ("influence", "pull", "norms")
 
 
 def by_head(seen: Seen, of: str) -> Tensor:
-    """`[batch, layers, heads]`; heads by their number in the model, NaN where a layer has none, or none was watched."""
+    """`[batch, layers, heads]`; heads by their number in the model, NaN where there is none."""
     if of not in READINGS:
         raise InputError(
             "unknown reading of heads",
@@ -32,7 +32,9 @@ def by_head(seen: Seen, of: str) -> Tensor:
     if not names:
         seen[0]  # says why there is none
     numbers = {name: seen.heads(name) for name in names}
-    found = {name: _of_layer(seen[name], of) for name in names}
+    found = {name: _of_layer(seen[name], of) for name in names if _is_known(seen[name], of)}
+    if not found:
+        _of_layer(seen[names[0]], of)  # says what is missing
     batches = {x.shape[0] for x in found.values()}
     if len(batches) > 1:
         raise InputError(
@@ -41,12 +43,19 @@ def by_head(seen: Seen, of: str) -> Tensor:
             got=sorted(batches),
             hint="sl.watch(model, layers=…) with layers of one kind",
         )
-    dtype = found[names[0]].dtype
+    dtype = next(iter(found.values())).dtype
     heads = max(max(some) for some in numbers.values()) + 1
     table = torch.full((batches.pop(), len(names), heads), torch.nan, dtype=dtype)
     for i, name in enumerate(names):
-        table[:, i, numbers[name]] = found[name].to(dtype)
+        if name in found:
+            table[:, i, numbers[name]] = found[name].to(dtype)
     return table
+
+
+def _is_known(sight: KeptSight, of: str) -> bool:
+    """Whether the heads' outputs of a layer were caught; of attention that is written by hand they were not."""
+    extra = sight.extra
+    return (extra.sizes if of == "norms" else extra.along) is not None
 
 
 def _of_layer(sight: KeptSight, of: str) -> Tensor:

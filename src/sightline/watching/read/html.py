@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Layers that are shown before "and … more", and the size of a head's map.
 _MOST_LAYERS, _THUMB = 6, 96
 _MOST_UNSEEN = 8
+_MOST_TOKENS = 80
 
 
 def seen_html(seen: Seen) -> str:
@@ -33,26 +34,41 @@ def seen_html(seen: Seen) -> str:
         if maps is not None:
             numbers = seen.heads(name)
             small = [
-                image(pooled(maps[0, i], _THUMB), sight.shape[-1], _THUMB, f"{name}, head {head}")
+                _figure(image(pooled(maps[0, i], _THUMB), sight.shape[-1], _THUMB, f"{name}, head {head}"), head)
                 for i, head in enumerate(numbers[:MOST_HEADS])
             ]
             extra = len(numbers) - MOST_HEADS
-            cells = f"<td>{''.join(small)}{f' and {extra} more' if extra > 0 else ''}</td>"
+            more = f" and {extra} more" if extra > 0 else ""
+            cells = f'<td style="text-align:left;padding:6px 0 0 12px">{"".join(small)}{more}</td>'
         shape = " x ".join(f"{n:,}" for n in sight.shape)
         label = f"<b>{html.escape(name)}</b><br>{seen.kind(name)}, {shape}"
-        lines.append(f'<tr><td style="text-align:left;font:12px sans-serif">{label}</td>{cells}</tr>')
+        look = "text-align:left;vertical-align:top;font:12px sans-serif;padding-top:8px"
+        lines.append(f'<tr><td style="{look}">{label}</td>{cells}</tr>')
         if len(names) > _MOST_LAYERS and name == names[2]:
             lines.append(f'<tr><td colspan="2">… {len(names) - _MOST_LAYERS} more layers …</td></tr>')
-    tokens = seen.tokens or []
-    text = ""
-    if tokens:
-        joined = html.escape("".join(tokens[0]))
-        text = f'<p style="font:12px sans-serif">{joined[:300]}{"…" if len(joined) > 300 else ""}</p>'
+    text = _tokens(seen.tokens[0]) if seen.tokens else ""
     about = ", ".join(
         html.escape(f"{k} {seen.meta[k]}") for k in ("dtype", "device", "implementation") if seen.meta.get(k)
     )
-    table = f"<table>{''.join(lines)}</table>{_unseen(seen)}"
+    how = "Queries down, keys across; the brighter, the larger the weight, on a logarithmic scale; grey is hidden."
+    how = f'<p style="font:12px sans-serif;opacity:0.75">{how}</p>'
+    table = f"{how}<table>{''.join(lines)}</table>{_unseen(seen)}"
     return f"<div><p><b>{model}</b>: {len(names)} layers; {about}</p>{text}{table}</div>"
+
+
+def _figure(picture: str, head: int) -> str:
+    """One head and its number, apart from the next."""
+    look = "display:inline-block;margin:0 12px 8px 0;text-align:center;font:11px sans-serif"
+    return f'<figure style="{look}">{picture}<figcaption>head {head}</figcaption></figure>'
+
+
+def _tokens(tokens: list[str]) -> str:
+    """The tokens of a text, each by itself: where a space was, tokenizers leave a sign of their own, or none."""
+    look = "display:inline-block;margin:0 5px 3px 0;padding:0 3px;border:1px solid #8886;border-radius:3px"
+    cut = [token.lstrip("\u0120\u2581") or token for token in tokens[:_MOST_TOKENS]]
+    shown = "".join(f'<span style="{look}">{html.escape(token)}</span>' for token in cut)
+    more = f" and {len(tokens) - _MOST_TOKENS:,} more" if len(tokens) > _MOST_TOKENS else ""
+    return f'<p style="font:12px sans-serif">{shown}{more}</p>'
 
 
 def _unseen(seen: Seen) -> str:

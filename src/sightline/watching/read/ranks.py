@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError, SightlineError
-from sightline.lens.job import Weighted
+from sightline.lens import Picture, Received, Top
+from sightline.lens.job import Allowed, Weighted
 from sightline.lens.joined import JoinedSight
 from sightline.lens.kept import KeptSight
 from sightline.parallel.ranks import Ranks
 from sightline.watching.record.folder import StoredLayer, read_index, save
 
 if TYPE_CHECKING:
-    from sightline.lens.requests import Request
+    from sightline.lens.plan import Asked
     from sightline.watching.seen import LayerLike, Seen
 
 _OVER = ("heads", "layers")
@@ -56,9 +57,13 @@ def gather(seen: Seen, group: Any, over: str | None = None) -> Seen:
         _check_heads(ranks, runs)
     found = type(seen)(meta=dict(runs[0].content["meta"]) | {"ranks": ranks.size})
     for name, layers in _in_order(runs, over).items():
-        found.put(_join(ranks, seen, name, layers, len(found)))
-    for run in reversed(runs):  # the first that knows its tokens has the say
-        found.describe(run.content)
+        found._layers[name] = _join(ranks, seen, name, layers, len(found))
+    for said in (run.content for run in reversed(runs)):  # the first that knows its tokens has the say
+        if said["ids"] is not None or said["memory_ids"] is not None:
+            found._ids = (said["ids"], said["memory_ids"])
+        found._tokens = said["tokens"] or found._tokens
+        found._memory_tokens = said["memory_tokens"] or found._memory_tokens
+        found._unseen |= said["unseen"]
     return found
 
 
@@ -153,7 +158,7 @@ def _in_order(runs: list[_Run], over: str) -> dict[str, dict[int, StoredLayer]]:
 
 def _join(ranks: Ranks, seen: Seen, name: str, layers: dict[int, StoredLayer], index: int) -> GatheredLayer:
     first = next(iter(layers.values()))
-    mine = seen.layer_of(layers[ranks.rank].name) if ranks.rank in layers else None
+    mine = seen._layer(layers[ranks.rank].name) if ranks.rank in layers else None
     starts, heads = {}, 0
     for rank, layer in layers.items():
         starts[rank] = heads
@@ -196,18 +201,18 @@ class _Fetch:
     ) -> None:
         self._ranks, self._name, self._mine, self._starts, self._heads = ranks, name, mine, starts, heads
 
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
+    def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]:
         def own(sight: KeptSight, heads: slice) -> list[Tensor]:
-            asked = [Weighted(r.weights[:, heads]) if isinstance(r, Weighted) else r for r in requests]
+            asked = [_of_heads(request, heads) for request in requests]
             found = sight.compute(asked)
             return [part for one in asked for part in _flat(found[one])]
 
-        said = f"{[type(one).__name__ if isinstance(one, Weighted) else one for one in requests]}"
+        said = f"{[one if isinstance(one, str | Top | Picture | Received) else type(one).__name__ for one in requests]}"
         tensors = iter(self._all(said, own))
         return {request: _like(request, tensors) for request in requests}
 
-    def tile(self, rows: slice, columns: slice) -> Tensor:
-        return self._all(f"tile {rows} {columns}", lambda sight, _: [sight.tile(rows, columns)])[0]
+    def tile(self, rows: slice, columns: slice, of: str) -> Tensor:
+        return self._all(f"tile {rows} {columns} {of}", lambda sight, _: [sight.tile(rows, columns, of)])[0]
 
     def _all(self, said: str, own: Callable[[KeptSight, slice], list[Tensor]]) -> list[Tensor]:
         """What every holder computes, its heads one after the other, on every rank."""
@@ -218,7 +223,7 @@ class _Fetch:
                 found = own(self._mine.sight(), slice(start, start + self._heads[ranks.rank]))
             except SightlineError as problem:
                 error = str(problem)
-        about = {"asked": said[:200], "error": None if error is None else error[:800]}
+        about: dict[str, Any] = {"asked": said[:200], "error": None if error is None else error[:800]}
         about["tensors"] = [[list(one.shape), str(one.dtype).removeprefix("torch.")] for one in found]
         heard = ranks.agree(f"{self._name}, {said[:60]}", about, ranks.device)
         for rank, other in enumerate(heard):
@@ -251,10 +256,19 @@ class _Fetch:
         return [part.clone().view(dtype).view(shape) for part, (shape, dtype) in parts]
 
 
+def _of_heads(request: Asked, heads: slice) -> Asked:
+    """What a request asks of some heads: weights of queries, and rules, may differ from head to head."""
+    if isinstance(request, Weighted):
+        return Weighted(request.weights[:, heads], request.of, request.reduce)
+    if isinstance(request, Allowed):
+        return Allowed(request.rule.select(None, range(heads.start, heads.stop)))
+    return request
+
+
 def _flat(value: Any) -> list[Tensor]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
 def _like(request: Any, tensors: Any) -> Any:
     """As many tensors as a request has: strongest keys have two."""
-    return (next(tensors), next(tensors)) if hasattr(request, "n") else next(tensors)
+    return (next(tensors), next(tensors)) if isinstance(request, Top) else next(tensors)

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline.watching.intercept.caller import inside
+from sightline.watching.record.image import find_grid
 from sightline.watching.record.layer import Layer
+from sightline.watching.record.windows import Windows
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+    from sightline.watching.intercept.looked import Looked
     from sightline.watching.record.folder import Writer
     from sightline.watching.record.gather import Gather
     from sightline.watching.seen import Seen
@@ -99,6 +102,8 @@ class Follow:
 class Following:
     """The part of a watch that says whether its run is still one, and what is left if not."""
 
+    model: nn.Module
+    names: dict[int, str]
     passes: int
     continues: bool
     seen: Seen
@@ -110,7 +115,7 @@ class Following:
     _restart: Callable[[], None]
 
     def begin_following(self) -> None:
-        self.follow, self.search = Follow(), search()
+        self.follow, self.search, self.windows = Follow(), search(), Windows()
         self.lost: str | None = None  # why the run is not followed any more
         self.said: set[str] = set()
         self.read: Tensor | None = None  # the ids when this pass began
@@ -142,6 +147,30 @@ class Following:
         calls = self.counts.get(name, 0) + 1
         turn, end = self.ends.get(name if calls == 1 else f"{name}#{calls}", (self.passes, 0))
         return self.reader.one or (turn != self.passes and end == keys - 1)
+
+    def _piece_of(self, name: str, looked: Looked) -> str | None:
+        """The layer that a call is the next window of, in this pass; None if it is a call by itself."""
+        before = self.windows.goes_on(name, self.passes, looked.call, looked.first_query)
+        if before is None or before.full not in self.seen._layers:
+            return None
+        self.ends[before.full] = (self.passes, before.end_key + looked.call.sizes.keys)
+        return before.full
+
+    def _note_grid(self) -> None:
+        """The block is left: the patches of an image that the model was given, if its tokens are these."""
+        layer = next((layer for layer in self._followed() if layer.kind == "self"), None)
+        grid = find_grid(self.model, self.reader.image, None if layer is None else layer.keys)
+        if grid is not None:
+            self.seen.meta["grid"] = list(grid)
+
+    def module_of(self, name: str) -> nn.Module | None:
+        """The module of this path."""
+        return next((module for module in self.model.modules() if self.names.get(id(module)) == name), None)
+
+    def mark_by_hand(self, name: str) -> None:
+        """What was seen of a module is attention that no function was called for."""
+        for layer in self._followed():
+            layer.by_hand |= layer.name.split("#")[0] == name
 
     def _joins(self, full: str, first_query: int, end_key: int) -> None:
         """Whether a call goes on where the passes before ended, takes something back, or is of another run."""

@@ -1,0 +1,180 @@
+"""What a survey says of every head of one text: its measures, where spans are, its strongest links with their words.
+
+The measures stand here, once: whoever ranks, draws or joins heads reads this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sightline.errors import InputError
+from sightline.lens import Top
+from sightline.lens.statistics import DISTANCE, ENTROPY, Shown
+from sightline.surveying.texts import Text
+from sightline.targets import loss
+from sightline.watching import Seen, watch
+from sightline.watching.read.portraits import MEASURES as PORTRAIT
+
+_SHARE = (0.0, 1.0)
+# Every measure of a head, a column each, with how it is shown.
+MEASURES = (
+    *PORTRAIT,
+    Shown("retrieval", "retrieval", about="looks at the token that is written next, in generated text", range=_SHARE),
+    Shown("influence", "influence", about="how much the head raises the loss; below 0 it lowers it"),
+)
+# Of the strongest keys of a query at most three are a matter of course: the first token, the one before, itself.
+_STRONGEST = Top(4)
+# Characters of context on either side of a token.
+_CONTEXT = 48
+
+
+class Wanted(NamedTuple):
+    """What is asked of every text."""
+
+    links: int = 3
+    generate: int = 0
+    influence: bool = False
+
+
+def check_able(model: Any, wanted: Wanted) -> None:
+    """Refuse what a model cannot do, before the first text."""
+    if wanted.generate and wanted.influence:
+        raise InputError(
+            "influence is of a text that is there",
+            expected="generate, or influence",
+            got="both",
+            hint="survey the texts that were generated",
+        )
+    if (wanted.generate or wanted.influence) and not hasattr(model, "stream"):
+        raise InputError(
+            "this model predicts no tokens",
+            expected="a language model, such as smollm2",
+            got=type(model).__name__,
+            hint="without generate and influence",
+        )
+
+
+def rows_of(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> list[dict[str, Any]]:
+    """The rows of one text, one for each head; a text that cannot be run is one row with its error."""
+    try:
+        if text.problem is not None:
+            raise InputError(text.problem)
+        return list(_rows(model, tokenizer, text, wanted))
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    # Tokenizers raise plain exceptions, and panics that are not even that.
+    except BaseException as error:
+        said = " ".join(str(error).split())[:500] or type(error).__name__
+        return [error_row(text, said)]
+
+
+def error_row(text: Text, said: str) -> dict[str, Any]:
+    """A text that gave nothing, and why."""
+    return {"key": text.key, "name": text.name, "error": said}
+
+
+def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    encoding = tokenizer.encode(text.text)
+    ids, context = list(encoding.ids), getattr(model, "context", None)
+    if not ids:
+        raise InputError("this text has no tokens")
+    if context is not None and len(ids) + wanted.generate > context:
+        raise InputError(f"{len(ids):,} tokens, more than the {context:,} of the model: cut it (cut=…)")
+    stats = (ENTROPY.name, DISTANCE.name, "received", "shares", _STRONGEST)
+    given = torch.tensor([ids], device=next(model.parameters()).device)
+    if wanted.influence and len(ids) < 2:
+        raise InputError("a single token has no loss")
+    with (
+        torch.set_grad_enabled(wanted.influence),
+        watch(model, stats=stats, influence=wanted.influence) as seen,
+    ):
+        if wanted.generate:
+            for _ in model.stream(text.text, max_new_tokens=wanted.generate):
+                pass
+        else:
+            output = model(given)
+            if wanted.influence:
+                seen.backward(loss(given[:, 1:], at=1)(output))
+    raised = seen.by_head()[0] if wanted.influence else None
+    order = {name: i for i, name in enumerate(seen.layers)}
+    portraits = seen.portraits()
+    copied = _retrieval(seen, len(ids)) if wanted.generate else {}
+    tokens = list(encoding.offsets)
+    for portrait in portraits:
+        sight, numbers = seen[portrait.layer], seen.heads(portrait.layer)
+        at, top = numbers.index(portrait.head), sight.top(_STRONGEST.n)
+        measures = {shown.name: getattr(portrait, shown.name, None) for shown in MEASURES}
+        measures["retrieval"] = copied.get((portrait.layer, portrait.head))
+        if raised is not None:
+            measures["influence"] = float(raised[order[portrait.layer], portrait.head])
+        yield {
+            "key": text.key,
+            "name": text.name,
+            "layer": portrait.layer,
+            "number": seen.number(portrait.layer),
+            "head": portrait.head,
+            "tokens": len(ids),
+            **measures,
+            "spans": _spans(sight.received()[0, at], text, tokens, sight.shape[-2]),
+            "links": _links(top.keys[0, at], top.weights[0, at], text, tokens, wanted.links),
+        }
+
+
+def _spans(received: Tensor, text: Text, tokens: list[tuple[int, int]], queries: int) -> list[dict[str, Any]]:
+    """How much of a head's attention went to each span: the mean over queries of what its tokens have together."""
+    found = []
+    for name, (start, stop) in (text.spans or {}).items():
+        inside = [i for i, (first, last) in enumerate(tokens) if first < stop and last > start and last > first]
+        found.append({"name": name, "share": float(received[inside].sum()) / max(queries, 1)})
+    return found
+
+
+def _links(keys: Tensor, weights: Tensor, text: Text, tokens: list[tuple[int, int]], n: int) -> list[dict[str, Any]]:
+    """The strongest links that are no matter of course, one for each query, in the order of their weights."""
+    queries, total = keys.shape[0], len(tokens)
+    place = torch.arange(queries)[:, None]
+    plain = (keys <= 0) | (keys == place) | (keys == place - 1) | (keys >= total) | (place >= total)
+    best, which = weights.masked_fill(plain, 0.0).max(-1)
+    order = sorted(range(queries), key=lambda query: (-float(best[query]), query))[:n]
+    found = []
+    for query in order:
+        if float(best[query]) <= 0:
+            break
+        key = int(keys[query, which[query]])
+        found.append(
+            {
+                "query": query,
+                "key": key,
+                "weight": float(best[query]),
+                "query_context": _context(text.text, tokens[query]),
+                "key_context": _context(text.text, tokens[key]),
+            }
+        )
+    return found
+
+
+def _context(text: str, place: tuple[int, int]) -> list[str]:
+    """What stands before a token, the token, and what stands after it."""
+    start, stop = place
+    return [text[max(0, start - _CONTEXT) : start], text[start:stop], text[stop : stop + _CONTEXT]]
+
+
+def _retrieval(seen: Seen, prompt: int) -> dict[tuple[str, int], float]:
+    """Of the generated tokens, the share whose own copy earlier in the text was what the head looked at most."""
+    ids = torch.tensor(seen.ids[0] if seen.ids else [])
+    found: dict[tuple[str, int], float] = {}
+    for layer in seen.layers:
+        sight = seen[layer]
+        keys = sight.top(_STRONGEST.n).keys[0, :, :, 0]
+        last = min(keys.shape[-1], len(ids) - 1)
+        if last <= prompt - 1:
+            continue
+        looked = keys[:, prompt - 1 : last].clamp_min(0)
+        hit = (ids[looked] == ids[prompt : last + 1]) & (looked > 0)
+        for number, share in zip(seen.heads(layer), hit.double().mean(-1).tolist(), strict=True):
+            found[layer, number] = share
+    return found

@@ -1,0 +1,142 @@
+"""The embedded engine: processes of this machine, each with a model of its own, which write the parts themselves.
+
+A process that dies takes nothing with it but the part it was at: that is done again, by another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sightline.errors import InputError
+from sightline.surveying.heads import Wanted
+from sightline.surveying.work import Done, Order, Worker
+
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class _Process(NamedTuple):
+    process: Any
+    pipe: Connection
+
+
+def run(
+    model: Any, tokenizer: Any, folder: Path, todo: Sequence[Order], wanted: Wanted, workers: int
+) -> Iterator[Done]:
+    """Do all orders; what came of each, as it comes. With no workers this process does them."""
+    if not workers:
+        worker = Worker(model, folder, wanted, threads=None, tokenizer=tokenizer)
+        try:
+            for order in todo:
+                yield worker.do(order)
+        finally:
+            os.close(worker.lock)
+        return
+    context = multiprocessing.get_context("spawn")
+    waiting, tried = deque(todo), {}  # type: ignore[var-annotated]
+    busy: dict[Connection, tuple[_Process, Order | None]] = {}
+    try:
+        while waiting or any(order is not None for _, order in busy.values()):
+            while len(busy) < min(workers, len(waiting) + sum(order is not None for _, order in busy.values())):
+                one = _start(context, model, folder, wanted)
+                busy[one.pipe] = (one, None)
+            idle = [pipe for pipe, (_, order) in busy.items() if order is None]
+            for pipe in idle[: len(waiting)]:
+                order = waiting.popleft()
+                try:
+                    pipe.send(order)
+                    busy[pipe] = (busy[pipe][0], order)
+                except OSError:
+                    waiting.appendleft(order)
+                    _end(busy.pop(pipe)[0])
+            for heard in wait(list(busy)):
+                assert isinstance(heard, Connection)
+                process, doing = busy[heard]
+                try:
+                    said = heard.recv()
+                except (EOFError, OSError):
+                    del busy[heard]
+                    _end(process)
+                    if doing is None:
+                        _not_even_begun(process, tried)
+                    else:
+                        waiting.extendleft(reversed(_again(doing, tried)))
+                    continue
+                if isinstance(said, BaseException):
+                    raise said
+                if said is not None:  # None: it has its model
+                    busy[heard] = (process, None)
+                    yield said
+    finally:
+        for process, _ in busy.values():
+            _end(process)
+
+
+def _start(context: Any, model: str, folder: Path, wanted: Wanted) -> _Process:
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, model, folder, wanted, os.getpid()), daemon=True)
+    process.start()
+    theirs.close()
+    return _Process(process, mine)
+
+
+def _end(one: _Process) -> None:
+    one.pipe.close()
+    one.process.join(0.2)
+    if one.process.is_alive():
+        one.process.kill()
+    one.process.join()
+    one.process.close()
+
+
+def _not_even_begun(one: _Process, tried: dict) -> None:
+    """A process that ended before it had anything to do: once is bad luck, again is a fault."""
+    tried["start"] = tried.get("start", 0) + 1
+    if tried["start"] > 2:
+        raise InputError(
+            "workers end before they begin",
+            expected="processes that load the model",
+            got=f"{tried['start']} that ended",
+            hint="fewer workers, if memory is short; workers=0 shows the error",
+        )
+
+
+def _again(order: Order, tried: dict) -> list[Order]:
+    """An order whose worker ended: once more; then text by text; a text that ends a worker twice is given up."""
+    key = tuple(text.key for text in order.texts)
+    tried[key] = tried.get(key, 0) + 1
+    if tried[key] < 2:
+        return [order]
+    if len(order.texts) > 1:
+        return [Order([text]) for text in order.texts]
+    return [order._replace(give_up=True)]
+
+
+def _serve(pipe: Connection, model: str, folder: Path, wanted: Wanted, parent: int) -> None:
+    """The life of a worker: it ends with its driver, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    try:
+        worker = Worker(model, folder, wanted)
+    except Exception as error:
+        pipe.send(error)
+        return
+    pipe.send(None)
+    while True:
+        try:
+            order = pipe.recv()
+            pipe.send(worker.do(order, still=lambda: os.getppid() == parent))
+        except (EOFError, OSError, KeyboardInterrupt):
+            return
+        except Exception as error:
+            pipe.send(error)
+            return

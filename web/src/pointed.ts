@@ -1,0 +1,19 @@
+// What is pointed at, and what is said.
+
+import type { Cells } from "./grid";
+
+export interface Hover {
+  q: number | null;
+  k: number | null;
+  cells: Cells | null;
+  from: string;
+}
+
+// What is said, and what tries again where that is of use.
+export interface Notice {
+  text: string;
+  again: (() => void) | null;
+}
+
+// Query, key and weight.
+export type Link = [number, number, number];

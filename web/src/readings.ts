@@ -1,0 +1,158 @@
+// Which reading is shown: what was looked at, carried, or mattered. A reading of a run is a run beside it.
+
+import { onChange } from "./changes";
+import type { Context } from "./context";
+import { el } from "./dom";
+import { segmented } from "./legend";
+import { OpenRun } from "./run";
+import { isRun, type OrderInfo, sentence } from "./source";
+import { asked, sent } from "./why";
+import type { Reading } from "./whystate";
+
+export const NAMES: Record<Reading, string> = { weights: "looked at", norms: "carried", influence: "mattered" };
+const OF = Object.fromEntries(Object.entries(NAMES).map(([of, name]) => [name, of])) as Record<string, Reading>;
+const TITLES: Record<Reading, string> = {
+  weights: "how much a query looks at a key",
+  norms: "how much it carries from there: the weight times the size of what the key gives",
+  influence: "how much that raises what is asked about; blue lowers it",
+};
+
+export class Readings {
+  readonly node: HTMLElement;
+  private choice = segmented("reading", Object.values(NAMES), (name) => this.choose(OF[name]));
+  readonly about = el("span", { class: "reading-about", attrs: { role: "status" } });
+  private asking = 0;
+  private stop: (() => void) | null = null;
+
+  // `progress` shows how an order goes, until null.
+  constructor(
+    private context: Context,
+    private progress: (order: OrderInfo | null) => void,
+  ) {
+    this.node = el("span", { class: "readings" }, this.choice.node);
+    const buttons = [...this.choice.node.children] as HTMLElement[];
+    Object.values(TITLES).forEach((title, i) => {
+      buttons[i].title = title;
+    });
+    context.store.on(["of", "target", "run"], () => void this.apply());
+    onChange(context.run, () => void this.apply());
+    onChange(context.other, () => void this.beside());
+    onChange(context.run, () => void this.beside());
+    this.draw();
+  }
+
+  private choose(of: Reading): void {
+    this.context.store.push({ of });
+  }
+
+  // The reading that the state names, made if it is not there.
+  private async apply(): Promise<void> {
+    const run = this.context.run.value;
+    this.draw();
+    if (!run || this.context.state.run !== run.id) return;
+    const { of, target } = this.context.state;
+    const now = JSON.stringify(run.info.of === "weights" ? [] : [run.info.of, run.info.aim]);
+    const wanted = JSON.stringify(of === "weights" ? [] : [of, target]);
+    const own = run.info.own.includes(of) && !target.token && !target.than && target.after === null;
+    if (run.info.of === of && (now === wanted || (own && run.info.aim === null) || of === "weights")) return;
+    const asking = ++this.asking;
+    this.stop?.();
+    try {
+      const id = of === "weights" ? run.id : own ? `${run.id}_own_${of}` : `${await this.make(run, asking)}_${of}`;
+      if (asking !== this.asking) return;
+      const info = await this.context.source.run(id);
+      if (asking !== this.asking || !isRun(info)) return;
+      const read = new OpenRun(this.context.source, info);
+      read.inherit(run);
+      await this.context.read(read);
+    } catch (error) {
+      if (asking !== this.asking || (error as Error).message === "left") return;
+      this.context.say(sentence(error));
+      this.context.store.replace({ of: run.info.of as Reading });
+    } finally {
+      if (asking === this.asking) this.progress(null);
+      this.draw();
+    }
+  }
+
+  // An order for it; its id when it is done.
+  private async make(run: OpenRun, asking: number): Promise<string> {
+    const { source, state } = this.context;
+    if (!source.live) throw new Error("A report shows the reading that it was made of: sightline serve has the others");
+    if (run.info.why_not) throw new Error(`This reading needs gradients, and ${run.info.why_not}`);
+    if (this.context.way)
+      throw new Error("In a notebook: sl.watch(model, influence=True, keep_qk=True), seen.backward(y)");
+    const { id } = await asked<{ id: string }>(source, `/api/runs/${run.id}/readings`, sent("POST", state.target));
+    return new Promise((done, failed) => {
+      const close = source.events(id, (order) => {
+        if (asking !== this.asking) return;
+        this.progress(order);
+        if (order.state === "done") done(id);
+        else if (order.state === "failed") failed(new Error(`${order.problem?.error}: ${order.problem?.got}`));
+        else if (order.state === "cancelled") failed(new Error("it was taken back"));
+      });
+      this.stop = () => {
+        close();
+        void source.close(id).catch(() => undefined); // nobody waits for it any more
+        failed(new Error("left"));
+      };
+    }).then((found) => {
+      this.stop = null;
+      return found as string;
+    });
+  }
+
+  // The run beside it is read the same way: two maps of different things are not compared.
+  private async beside(): Promise<void> {
+    const { run, other, source } = this.context;
+    const [a, b] = [run.value, other.value];
+    if (!a || !b || a.id === b.id) return;
+    const aim = (one: OpenRun) => JSON.stringify(one.info.of === "weights" ? [] : [one.info.of, one.info.aim]);
+    if (aim(a) === aim(b)) return;
+    try {
+      let id = b.id;
+      if (a.info.of !== "weights") {
+        const made = await asked<{ id: string }>(source, `/api/runs/${b.id}/readings`, sent("POST", a.info.aim));
+        await new Promise<void>((done, failed) =>
+          source.events(made.id, (order) => {
+            this.progress(order);
+            if (order.state === "done") done();
+            else if (order.state !== "queued" && order.state !== "running") failed(new Error(order.problem?.error));
+          }),
+        );
+        id = `${made.id}_${a.info.of}`;
+      }
+      const info = await source.run(id);
+      if (!isRun(info) || run.value !== a || other.value !== b) return;
+      const read = new OpenRun(source, info);
+      await Promise.all([read.loadThumbs(), read.loadPortraits(), read.tokens.load(() => undefined)]);
+      if (run.value === a && other.value === b) other.value = read;
+    } catch (error) {
+      this.context.say(`the run beside it cannot be read this way: ${sentence(error)}`);
+    } finally {
+      this.progress(null);
+    }
+  }
+
+  private draw(): void {
+    const run = this.context.run.value;
+    const { of } = this.context.state;
+    this.choice.set(NAMES[of]);
+    const { value, aim } = run?.info ?? {};
+    this.about.textContent =
+      run?.info.of === "influence" && aim && value !== null && value !== undefined ? `= ${value.toFixed(2)}` : "";
+  }
+}
+
+// "looks at", as the reading has it.
+export function verb(of: string, single: boolean): string {
+  if (of === "norms") return single ? " carries from " : " carry from ";
+  if (of === "influence") return " ← ";
+  return single ? " looks at " : " look at ";
+}
+
+export function aimWords({ token, than, after }: { token: string; than: string; after: number | null }): string {
+  const name = (text: string) => `“${text.trim() || text}”`;
+  const what = token ? name(token) : "the next token";
+  return `for ${what}${than ? ` instead of ${name(than)}` : ""}${after === null ? "" : `, after ${after}`}`;
+}

@@ -1,0 +1,103 @@
+// The bar of "why": which reading, what for, what is changed; and where to go next.
+
+import { onChange } from "./changes";
+import type { Context } from "./context";
+import { el } from "./dom";
+import { Edits } from "./edits";
+import type { Cells } from "./grid";
+import { Marks } from "./marks";
+import { Places } from "./places";
+import { CopyPython } from "./python";
+import { Readings } from "./readings";
+import type { inBoth, Shortcuts } from "./shortcuts";
+import type { OrderInfo } from "./source";
+import { TargetChoice } from "./target";
+
+export interface Around {
+  rectangle: () => Cells | null; // what the map shows, if not all of it
+  refresh: () => Promise<unknown>; // there is a new run
+}
+
+export class WhyBar {
+  readonly node: HTMLElement;
+  readonly marks: Marks;
+  readonly places: Places;
+  private readings: Readings;
+  private target: TargetChoice;
+  private edits: Edits;
+  private python: CopyPython;
+  private progress = el("span", { class: "why-progress", attrs: { role: "status", hidden: true } });
+
+  constructor(
+    private context: Context,
+    around: Around,
+  ) {
+    const told = (order: OrderInfo | null) => this.tell(order);
+    this.marks = new Marks(context);
+    this.places = new Places(context);
+    this.readings = new Readings(context, told);
+    this.target = new TargetChoice(context);
+    this.edits = new Edits(context, around.rectangle, told, around.refresh);
+    this.python = new CopyPython(context);
+    this.node = el(
+      "div",
+      { class: "why-bar", attrs: { role: "group", "aria-label": "ask why" } },
+      this.readings.node,
+      this.target.button,
+      this.readings.about,
+      this.edits.button,
+      this.edits.chips,
+      this.progress,
+      el("span", { class: "spring" }),
+      ...this.places.nodes,
+      this.python.button,
+      this.marks.button,
+      this.edits.outcome,
+    );
+    context.store.on(["of"], () => this.fit());
+    onChange(context.run, () => this.fit());
+    this.fit();
+  }
+
+  // What keys do.
+  shortcuts(both: typeof inBoth): Shortcuts {
+    return {
+      ...both("n", () => void this.places.next()),
+      ...both("a", () => void this.places.alike()),
+      ...both("b", () => this.marks.open()),
+      ...(this.edits.button.hidden ? {} : both("c", () => this.edits.open())),
+    };
+  }
+
+  get dialogs(): HTMLElement[] {
+    return [this.marks.node, this.target.node, this.edits.node, this.python.node];
+  }
+
+  // What this page cannot do is not offered: a report has no model, a notebook keeps its own.
+  private fit(): void {
+    const { source, way, run } = this.context;
+    const model = source.live && !way && run.value !== null && run.value.info.why_not === null;
+    this.target.button.hidden = !model;
+    this.edits.button.hidden = !model || (run.value?.info.edits.length ?? 0) > 0;
+    this.python.button.hidden = !source.live || run.value?.info.model === null;
+  }
+
+  private tell(order: OrderInfo | null): void {
+    this.progress.hidden = order === null || ["done", "failed", "cancelled"].includes(order.state);
+    if (!order || this.progress.hidden) return;
+    const where =
+      order.state === "queued"
+        ? `waiting, place ${order.position}`
+        : `${order.stage}${order.total ? ` ${order.done} of ${order.total}` : ""}`;
+    const cancel = el(
+      "button",
+      {
+        class: "button quiet",
+        attrs: { type: "button" },
+        on: { click: () => void this.context.source.close(order.id) },
+      },
+      "Cancel",
+    );
+    this.progress.replaceChildren(`${where} `, cancel);
+  }
+}
