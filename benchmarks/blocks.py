@@ -410,7 +410,63 @@ def references(results: Results) -> str:
     return table(("model", "head", "hits", "looks at the first noun"), rows, words=(0, 1))
 
 
+def survey(results: Results) -> str:
+    """Workers of a survey against one."""
+    rows = results.rows("survey-cpu")
+    if not rows:
+        return table((), ())
+    first = rows[0]
+    same = "the same rows" if all(row["same_rows"] for row in rows) else "DIFFERENT ROWS"
+    said = (
+        f"SmolLM2 over {first['texts']} pieces of {first['corpus']}, about "
+        f"{first['tokens']:.0f} tokens each, {first['rows']:,} rows; medians of {first['rounds']} rounds in turns, on "
+        f"{where(results, 'cpu', 'survey')}, two cores that other work shared: the ratio says more than the rates. "
+        f"All wrote {same}."
+    )
+    shown = [
+        (
+            str(row["workers"]),
+            f"{row['texts_per_second']:.2f}",
+            times(row["of_one_worker"]),
+            f"{row['first_part']:.0f} s",
+            f"{row['seconds']:.0f} s",
+        )
+        for row in rows
+    ]
+    head = ("workers", "texts a second", "of one worker", "until the first part (loading)", "all of it")
+    return f"{said}\n\n{table(head, shown, words=())}"
+
+
+def on_paper(results: Results) -> str:
+    """What several devices would take for four million tokens: arithmetic over what one device took."""
+    tokens, wanted, heads, dim = 1 << 20, 1 << 22, 16, 128
+    found = [results.figure("growth-gpu", "median_ms", call=call, tokens=tokens) for call in ("attention", "observe")]
+    if None in found:
+        return table((), ())
+    attention, both = (milliseconds / 1e3 for milliseconds in found)
+    more = both - attention
+    sent = {"attention": heads * dim * 2 * 2, "statistics": heads * dim * 2 + heads * 4}
+    said = (
+        f"t₁ = {attention:.2f} s and s₁ = {more:.2f} s: one H200, N₁ = {tokens:,} tokens, {heads} heads of {dim}, "
+        f"bfloat16 (`growth-gpu.json`: attention, and what observing adds). A token "
+        f"sends b = {sent['attention']:,} bytes of keys and values, or {sent['statistics']:,} of keys and what they "
+        f"received. B is taken as 450 GB/s (NVLink, in one machine) or 50 GB/s (a network of 400 Gbit/s). For "
+        f"N = {wanted:,}:"
+    )
+    rows = []
+    for devices, name, bandwidth in ((1, "1", None), (4, "4, NVLink", 450e9), (64, "64, network", 50e9)):
+        row = [name]
+        for seconds, part in ((attention, "attention"), (more, "statistics")):
+            computing = seconds * (wanted / tokens) ** 2 / devices
+            moving = 0.0 if bandwidth is None else (devices - 1) / devices * wanted * sent[part] / bandwidth
+            row += [f"{computing + moving:.3g} s", "" if bandwidth is None else f"{moving:.2f} s"]
+        rows.append(tuple(row))
+    return f"{said}\n\n{table(('devices', 'attention', 'of it transfers', 'statistics', 'of it transfers'), rows)}"
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
+    "survey": survey,
+    "on-paper": on_paper,
     "peers": peers,
     "scoreboard": lambda results: table(*scoreboard(results), words=(0, 1, 5)),
     "models": models,

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,8 @@ BRINGS = {
     "web": {"fastapi", "starlette", "pydantic", "uvicorn", "click"},
     "notebook": {"anywidget", "ipywidgets", "fastapi", "starlette", "pydantic"},
     "triton": {"triton"},
+    "survey": {"pyarrow"},
+    "ray": {"ray", "pyarrow"},
 }
 WORKS = "works"
 
@@ -153,6 +156,32 @@ def kernels() -> None:
     import sightline.kernels.top_keys  # noqa: F401
 
 
+def a_survey() -> None:
+    import torch
+
+    import sightline as sl
+
+    class Letters:
+        """Every letter is a token."""
+
+        def encode(self, text: str) -> Any:
+            return SimpleNamespace(
+                ids=[ord(letter) % 50 for letter in text], offsets=[(i, i + 1) for i in range(len(text))]
+            )
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = torch.nn.Embedding(50, 16), torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.table(ids)
+            return self.layer(x, x, x)[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert len(sl.survey(Model(), ["so it is"], folder, tokenizer=Letters()).rows()) == 2
+
+
 # What can be asked for, and the extras it needs.
 ASKED: dict[str, tuple[Callable[[], None], set[str]]] = {
     "attend, watch, look": (attend_and_look, set()),
@@ -166,6 +195,7 @@ ASKED: dict[str, tuple[Callable[[], None], set[str]]] = {
     "the server from Python": (serve_from_python, {"web"}),
     "the explorer in a notebook": (the_explorer_in_a_notebook, {"notebook"}),
     "Triton's kernels": (kernels, {"triton"}),
+    "a survey": (a_survey, {"survey"}),
 }
 # Whoever has a model of transformers has transformers, and torch does what Triton's kernels would: nothing to name.
 UNNAMED = {"a model of transformers", "Triton's kernels"}

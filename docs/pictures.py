@@ -2,7 +2,8 @@
 
     python docs/pictures.py
 
-All of them are of minilm on one sentence, but the pictures of a long map, which are of SmolLM2 on Python's own help.
+All of them are of minilm on one sentence, but the pictures of a long map, which are of SmolLM2 on Python's own help, and
+the readings of one row, which are of SmolLM2 on a sentence with two names.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
     save(plots.portraits(numbered(seen), measures=("entropy", "distance", "previous")), "meaning-portraits.svg")
     save(masks(), "meaning-masks.svg")
     save(reductions(), "meaning-reduce.png")
+    save(readings(), "meaning-readings.svg")
 
 
 def save(figure: Any, name: str) -> None:
@@ -187,6 +189,34 @@ def reductions() -> Any:
             axes.set_title(name, loc="left")
             axes.set_xticks([])
             axes.set_yticks([])
+    return figure
+
+
+def readings() -> Any:
+    """Four readings of one row: what the last word looks at, what it carries from there, and what mattered."""
+    model, tokenizer = sl.models.load("smollm2")
+    encoding = tokenizer.encode("When Mary and John went to the store, John gave a drink to")
+    mary, john = (tokenizer.encode(name).ids[0] for name in (" Mary", " John"))
+    with sl.watch(model, influence=True, keep_qk=True) as seen:
+        seen.backward(sl.targets.logit(mary, than=john)(model(torch.tensor([encoding.ids]))))
+    says = {
+        "weights": "looked at",
+        "norms": "carried",
+        "influence": "mattered: raises Mary over John",
+        "pull": "would matter: more weight here, less on all else",
+    }
+    words = [token.replace("Ġ", "") for token in encoding.tokens]
+    with style():
+        figure = new_figure(9.2, 6.4)
+        for axes, (of, meaning) in zip(figure.subplots(4, 1, sharex=True), says.items()):
+            row = seen[23].tile(-1, slice(None), of=of)[0, 3, 0].numpy()
+            axes.bar(range(len(words)), row, color=[MARK if x >= 0 else "#d55e00" for x in row], width=0.7)
+            axes.axhline(0, color=FAINT, linewidth=0.8)
+            axes.set_title(f"{of}: {meaning}", loc="left", fontsize=9)
+            axes.tick_params(axis="x", bottom=False, labelbottom=of == "pull")
+            bare(axes)
+        ticks(axes, "x", words, len(words))
+        axes.set_xlabel("key; the query is the last word")
     return figure
 
 

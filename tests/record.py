@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("torch", "triton", "numpy", "transformers")
+PACKAGES = ("torch", "triton", "numpy", "transformers", "pyarrow", "ray")
 
 
 def counts(run: Path) -> dict[str, float]:

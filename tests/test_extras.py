@@ -13,7 +13,7 @@ from by_path import module_at
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ROOT / "benchmarks" / "extras.py"
-PARTS = ("none", "models", "watch", "plots", "cli", "web", "notebook", "triton")
+PARTS = ("none", "models", "watch", "plots", "cli", "web", "notebook", "triton", "survey", "ray")
 TOGETHER = ("cli+models", "cli+web")
 
 

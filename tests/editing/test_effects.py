@@ -111,6 +111,28 @@ def test_layers_below_are_not_computed_again_and_nothing_is_left(monkeypatch):
     assert torch.allclose(sl.effects(model, x, lambda out: out[:, -1, 0]).exact, found.exact, atol=1e-5)
 
 
+def test_a_real_model_with_its_numbers():
+    """The second " John" is what head 23.3 of SmolLM2 looks at, and one edge of it is nearly half of the answer."""
+    model, tokenizer = smollm2(), smollm2_tokenizer()
+    ids = torch.tensor([tokenizer.encode("When Mary and John went to the store, John gave a drink to").ids])
+    mary, john = (tokenizer.encode(name).ids[0] for name in (" Mary", " John"))
+    difference = sl.targets.logit(mary, than=john)
+    found = sl.effects(model, ids, difference)
+    assert round(float(found.baseline), 2) == 6.12
+    strongest = found.top(6)
+    assert strongest == [(23, 3), (1, 5), (29, 1), (1, 3), (20, 0), (29, 0)]
+    assert [round(float(found.exact[0][pair]), 2) for pair in strongest] == [3.04, 2.18, 1.68, 1.30, 1.29, -1.28]
+    assert round(float(found.influence[0, 23, 3]), 2) == 2.60
+    layer, head = strongest[0]
+    with sl.watch(model, layers=layer, influence=True, keep_qk=True) as seen:
+        seen.backward(difference(model(ids)))
+    key = seen[0].top(1, of="influence").keys[0, head, -1, 0]
+    assert int(key) == 9
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.cut(queries=-1, keys=key, heads=[(layer, head)])
+        assert round(float(difference(model(ids))), 2) == 3.33
+
+
 def _never(self, *_):
     from contextlib import nullcontext
 

@@ -475,7 +475,7 @@ def test_a_mask_that_is_not_known_says_what_to_import(module: str | None, saved:
     with pytest.raises(SightFileError, match="a mask of a class that is not known here") as caught:
         sl.Sight.load(saved)
     text = str(caught.value)
-    assert "expected: &, band, dense, documents, flattened, padding, prefix, selected, |, ~, or a class" in text
+    assert "expected: &, band, dense, documents, flattened, padding, prefix, selected, uncut, |, ~, or a class" in text
     assert "got: mask.is: Lattice" in text
     assert ("try: import mine.masks, where class Lattice" if module else "try: import its module, where") in text
 

@@ -184,6 +184,26 @@ def test_what_cannot_be_done_is_refused_and_leaves_nothing(tmp_path: Path, optio
     assert not (tmp_path / "out").exists()
 
 
+def test_influence_and_retrieval_of_a_language_model(minilm: torch.nn.Module, tmp_path: Path) -> None:
+    model, _ = sl.models.load("smollm2")
+    text = "When Mary and John went to the store, John gave a drink to"
+    rows = sl.survey(model, [text], tmp_path / "influence", influence=True).rows()
+    ids = model.batch(text).ids[None]
+    with sl.watch(model, influence=True) as seen:
+        seen.backward(sl.targets.loss(ids[:, 1:], at=1)(model(ids)))
+    wanted = seen.by_head()[0]
+    assert len(rows) == 270
+    for row in rows:
+        assert row["influence"] == pytest.approx(float(wanted[row["number"], row["head"]]), abs=1e-5)
+        assert row["retrieval"] is None
+    made = sl.survey(model, ["Paris 7431, Rome 8265. Again: Paris 7431, Rome"], tmp_path / "made", generate=5).rows()
+    assert max(row["retrieval"] for row in made) == 1  # some head looks at the very figure that is written next
+    assert min(row["retrieval"] for row in made) == 0
+    for options in ({"generate": 1}, {"influence": True}):
+        with pytest.raises(InputError, match="predicts no tokens"):
+            sl.survey(minilm, [KIDS], tmp_path / f"no{len(options)}", **options)
+
+
 def test_retrieval_counts_copies_of_what_is_written() -> None:
     class Made:
         """Eight tokens, of which the last three were generated; head 0 looks at their copies, head 1 elsewhere."""

@@ -565,6 +565,7 @@ def test_layers_appear_as_they_are_done(
         try:
             page = visit.page
             page.click(".composer button[type=submit]")
+            page.mouse.move(2, 2)  # else it may point at a token
             page.wait_for_selector(".app:not(.empty)")
             visit.until("document.querySelectorAll('.head').length === 12")
             assert page.locator("select[aria-label=layer] option").all_inner_texts() == ["Layer 0"]
@@ -586,6 +587,7 @@ def test_layers_appear_as_they_are_done(
 
 def test_a_run_that_is_taken_back_half_way_is_left(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sightline.explore.model_runs.EVERY", 0.0)
+    monkeypatch.setattr("sightline.explore.model_runs.SHARE", 1e9)  # every layer is looked at, however long that takes
     go = threading.Event()
     with asking(browser, "minilm") as (visit, service):
         assert service.models is not None
@@ -675,6 +677,8 @@ def test_exports(visit: Visit, live: Live, tmp_path: Path) -> None:
     drawing = found["SVG"].decode()
     assert drawing.count("<rect") > 256
     assert ">kids</text>" in drawing
+    assert ">keys → across</text>" in drawing
+    assert ">queries ↓ down</text>" in drawing
     lines = found["CSV"].decode().splitlines()
     assert len(lines) == 257
     numbers = np.load(io.BytesIO(found["npz"]))
@@ -945,12 +949,11 @@ def test_links_are_exported_as_they_are_seen(browser: Browser, live: Live, tmp_p
         ).astype(int)
         # From "they" in the eleventh line to "kids" in the third.
         starts, ends = (
-            drawn[int((line + 2) * 22) - 2 : int((line + 2) * 22) + 2, column]
-            for line, column in ((10, 3), (2, -4))
+            drawn[int((line + 2) * 22) - 2 : int((line + 2) * 22) + 2, column] for line, column in ((10, 3), (2, -4))
         )
         for place in (starts, ends):
             assert np.abs(place - ink).max(-1).min() < 60, "there is a line in the colour of the page's"
-        faint = drawn[(6 * 22) - 8 : (6 * 22) + 8, 3]
+        faint = drawn[6 * 22 - 8 : 6 * 22 + 8, 3]
         assert np.abs(faint - drawn[0, 0]).max() < 30, "and those that the page sets aside are faint"
     finally:
         visit.requests.clear()

@@ -119,10 +119,10 @@ export class Context {
   // No run is open any more.
   leave(): void {
     this.opening++;
-    this.store.replace({ ...START, scale: this.state.scale, lo: this.state.lo });
-    this.other.value = null;
-    this.run.value = null;
-    this.link.value = null;
+    batch(() => {
+      this.run.value = this.other.value = this.link.value = null;
+      this.store.replace({ ...START, scale: this.state.scale, lo: this.state.lo });
+    });
   }
 
   // All that is told of a run as a whole; returns when its portraits are there.

@@ -199,6 +199,7 @@ export class Header {
     this.stopEvents?.();
     const stop = this.context.source.events(id, (order) => {
       this.show(order);
+      if (order.state !== "running") this.missed = null;
       if (order.stage === "generating" ? order.done > 1 : order.stage === "running" && order.done > 0)
         void this.grow(id);
       if (order.state === "done") {
@@ -218,6 +219,7 @@ export class Header {
   }
 
   private growing = false;
+  private missed: string | null = null;
 
   // What was shown of a run that will never be whole is no more on the server.
   private async leave(): Promise<void> {
@@ -234,7 +236,10 @@ export class Header {
 
   // The map of a text that is being generated, as far as it is written; or the layers that are done.
   private async grow(id: string): Promise<void> {
-    if (this.growing) return;
+    if (this.growing) {
+      this.missed = id; // the last news must not be the one that is passed over
+      return;
+    }
     this.growing = true;
     try {
       if (isRun(await this.context.source.run(id))) {
@@ -245,7 +250,12 @@ export class Header {
     } catch {
       // the next piece of news asks again
     } finally {
-      window.setTimeout(() => (this.growing = false), 700);
+      window.setTimeout(() => {
+        this.growing = false;
+        const { missed } = this;
+        this.missed = null;
+        if (missed) void this.grow(missed);
+      }, 700);
     }
   }
 
@@ -343,6 +353,7 @@ export class Header {
   private async closeRun(): Promise<void> {
     const open = this.context.run.value;
     if (!open) return;
+    this.closeButton.disabled = true; // until another run is open: it would close this one again
     try {
       await this.context.source.close(open.id);
       await this.refresh();
@@ -351,6 +362,8 @@ export class Header {
       this.offerUndo("Closed: ", [open.info]);
     } catch (error) {
       this.context.failed(error, () => void this.closeRun());
+    } finally {
+      this.closeButton.disabled = false;
     }
   }
 }

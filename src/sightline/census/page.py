@@ -90,7 +90,8 @@ def _wall(name: str, rows: list[list[float]]) -> str:
                 f'<td title="{said}" style="background:{_colour(x / largest)}"></td>' if x == x else "<td></td>"
             )
         lines.append(f"<tr><th>{layer}</th>{''.join(cells)}</tr>")
-    return f'<figure><figcaption>{html.escape(name)}, at most {_number(largest)}</figcaption><table class="wall">{"".join(lines)}</table></figure>'
+    caption = f"<figcaption>{html.escape(name)}, at most {_number(largest)}</figcaption>"
+    return f'<figure>{caption}<table class="wall">{"".join(lines)}</table></figure>'
 
 
 def _colour(share: float) -> str:

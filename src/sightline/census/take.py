@@ -148,8 +148,7 @@ class _Work:
         """How much the loss rises without each head, over the texts."""
         exact, first = [], []
         for one in self.texts:
-            target = _loss(one)
-            found = effects(self.model, one[None].to(self.device), lambda out, target=target: target(logits_of(out)))
+            found = effects(self.model, one[None].to(self.device), _loss(one))
             exact.append(-found.exact[0])
             first.append(-found.influence[0])
         self.found.table["influence"] = torch.stack(first).mean(0)
@@ -175,7 +174,7 @@ class _Work:
             if removed:
                 edits.ablate(heads=removed)
             for one in self.texts:
-                total += float(_loss(one)(logits_of(self.run(one)))) * (len(one) - 1)
+                total += float(_loss(one)(self.run(one))) * (len(one) - 1)
                 count += len(one) - 1
         return total / count
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sightline.cli import edited
 from sightline.errors import InputError
 from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.report import report as report_page
@@ -59,7 +60,7 @@ def look(
     """Say what a model attended to in a text, and keep it as a folder or a page."""
     content = read(text)
     # These take rich along, which other commands do not wait for.
-    from sightline.cli import edited, mattered
+    from sightline.cli import mattered
     from sightline.cli.account import account
 
     edits = edited.check(cut, target)

@@ -25,6 +25,7 @@ def survey(
     limit: Annotated[int | None, typer.Option(help="At most so many texts or pieces.", min=1)] = None,
     links: Annotated[int, typer.Option(help="Strongest links to keep of each text and head.", min=0, max=100)] = 3,
     generate: Annotated[int, typer.Option(help="Tokens that the model writes after each text.", min=0)] = 0,
+    influence: Annotated[bool, typer.Option("--influence", help="Also how much each head raises the loss.")] = False,
 ) -> None:
     """Say what every head of a model does in every text of a corpus: Parquet, for tables and for sightline atlas.
 
@@ -65,6 +66,7 @@ def survey(
             limit=limit,
             links=links,
             generate=generate,
+            influence=influence,
             report=report,
         )
     failed = f"; {found.errors} could not be run, and say why in their rows" if found.errors else ""

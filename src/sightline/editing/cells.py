@@ -48,8 +48,8 @@ class Uncut(Mask):
         if rule is not None:
             rule = rule if rule.is_positional else rule.to(device)
             rule.check((place.batch,), place.heads, queries, end, device)
-        marks = (marked.to(device) for marked in (act.examples, act.heads, act.rows, act.columns))
-        return Uncut(*marks, rule, (place.first_query, place.first_key, queries, end))
+        members, heads, rows, columns = (x.to(device) for x in (act.examples, act.heads, act.rows, act.columns))
+        return Uncut(members, heads, rows, columns, rule, (place.first_query, place.first_key, queries, end))
 
     def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
         gone = self.members.view(-1, 1, 1, 1) & self.heads.view(1, -1, 1, 1) & self.rows[rows].view(1, 1, -1, 1)

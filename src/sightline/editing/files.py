@@ -101,7 +101,7 @@ def _edits(about: dict[str, Any], file: TensorFile | None) -> list[tuple[str, di
         if not isinstance(kind, str):
             raise ValueError(f"a kind that is {kind!r}")
         given = record(kind, options)
-        what = given.get("what") if isinstance(given.get("what"), str) else ""
+        what = str(given.get("what", ""))
         found.append((kind, {name: _read(f"{kind}.{name}", x, file, what) for name, x in given.items()}))
     return found
 

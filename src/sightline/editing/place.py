@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from sightline.errors import InputError
 from sightline.nn.observe.select import chooses
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """One attention call among those of a run. Positions are columns as they were given to the model."""
 
     name: str

@@ -39,7 +39,7 @@ class Where:
                 "the layers are said twice",
                 expected="layers=… with the numbers of heads, or heads=[(layer, head), …] alone",
                 got=f"layers={layers!r} and heads={heads!r}",
-                hint=f"heads={[head for _, head in found]}",  # type: ignore[misc]
+                hint=f"heads={[head for _, head in found]}",
             )
         return Where(
             None if layers is None else _layers(layers),
@@ -51,12 +51,16 @@ class Where:
     @property
     def pairs(self) -> list[tuple[Layer, int]] | None:
         """The (layer, head) pairs, if heads were said as such."""
-        return list(self.heads) if self.heads and isinstance(self.heads[0], tuple) else None  # type: ignore[arg-type]
+        if self.heads is None:
+            return None
+        return [head for head in self.heads if isinstance(head, tuple)] or None
 
     @property
     def said(self) -> list[Layer] | None:
         """The layers that are spoken of; None: all."""
-        return [layer for layer, _ in self.pairs] if self.pairs is not None else self.layers and list(self.layers)
+        if self.pairs is not None:
+            return [layer for layer, _ in self.pairs]
+        return None if self.layers is None else list(self.layers)
 
     def check_names(self, modules: list[str]) -> None:
         """Refuse what no module is called."""
@@ -189,7 +193,7 @@ def _layers(given: Any) -> tuple[Layer, ...]:
 def _heads(given: Any) -> tuple[int, ...] | tuple[tuple[Layer, int], ...]:
     if isinstance(given, Tensor) or hasattr(given, "tolist"):
         given = given.tolist()
-    listed = [given] if isinstance(given, Integral) else list(given) if isinstance(given, Iterable) else []
+    listed: list[Any] = [given] if isinstance(given, Integral) else list(given) if isinstance(given, Iterable) else []
     numbers = all(isinstance(x, Integral) and not isinstance(x, bool) for x in listed)
     pairs = all(
         isinstance(x, list | tuple)

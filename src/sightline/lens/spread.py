@@ -29,7 +29,10 @@ class Others(Protocol):
 
     queries: int  # of all
     keys: int
-    positions: list[int]  # where the local queries stand among those of all
+
+    @property
+    def positions(self) -> list[int]:
+        """Where the local queries stand among those of all."""
 
     def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]: ...
 

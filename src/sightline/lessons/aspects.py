@@ -173,7 +173,8 @@ def _row(aspect: str, hits: Hits) -> list[Any]:
 def search(model: Any, cases: Sequence[Case], groups: int) -> Hits:
     """In how many cases each head gives more weight to the word with the aspect."""
     weights = _weights(model, [case.right for case in cases] + [case.other for case in cases])
-    return counted(*weights.chunk(2), groups)
+    right, other = weights.chunk(2)
+    return counted(right, other, groups)
 
 
 def _weights(model: Any, looks: Sequence[tuple[str, str, str]]) -> Tensor:

@@ -20,7 +20,8 @@ HEAD = (23, 3)  # the head without which the answer changes most
 
 
 def lesson(page: Page) -> None:
-    model, tokenizer = load("smollm2")
+    loaded: tuple[Any, Any] = load("smollm2")
+    model, tokenizer = loaded
     ids = torch.tensor([tokenizer.encode(TEXT).ids])
     right, wrong = (tokenizer.encode(name).ids[0] for name in (RIGHT, WRONG))
     target = targets.logit(right, than=wrong)

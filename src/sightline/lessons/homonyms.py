@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +119,8 @@ ABOUT = {
 SAME, OTHER = "#d95f02", "#5b6b8c"  # orange: the same meaning
 
 
-class Spread(NamedTuple):
+@dataclass(frozen=True)
+class Spread:
     """Cosines between sentences of the same meaning, and between those of different ones."""
 
     same: Tensor

@@ -22,7 +22,8 @@ OTHER = (16, 5)  # one that looks strongly elsewhere
 
 
 def lesson(page: Page) -> None:
-    model, tokenizer = load("smollm2")
+    loaded: tuple[Any, Any] = load("smollm2")
+    model, tokenizer = loaded
     ids = torch.tensor([tokenizer.encode(TEXT).ids])
     right, wrong = (tokenizer.encode(name).ids[0] for name in (RIGHT, WRONG))
     target = targets.logit(right, than=wrong)

@@ -142,7 +142,7 @@ def _prepare(q: Tensor, k: Tensor, v: Tensor, given: _Given, **options: Any) -> 
     call = make_call(q, k, v, **options)
     s = call.sizes
     learned = [t is not None and isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, given.bias, given.sinks)]
-    said = {
+    said: dict[str, Any] = {
         "queries": s.queries,
         "keys": s.keys,
         "of the call": {

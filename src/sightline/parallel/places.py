@@ -90,8 +90,8 @@ def block(call: Call, whole: Whole, k: Tensor, v: Tensor, rows: Piece, columns: 
     shift = rows.start + whole.keys - whole.queries - columns.start
     as_if_alone = shift == columns.length - rows.length
     if mask is not None:
-        ends = [np.array([piece.start, piece.start + piece.length]) for piece in (rows, columns)]
-        kind = mask.kinds(*ends, whole.queries, whole.keys)[0, 0]
+        down, across = (np.array([piece.start, piece.start + piece.length]) for piece in (rows, columns))
+        kind = mask.kinds(down, across, whole.queries, whole.keys)[0, 0]
         if kind == EMPTY:
             return None
         alone = as_if_alone if mask.band is None or mask.band.align == "end" else rows.start == columns.start

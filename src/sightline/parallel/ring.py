@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sightline.backends import cpu_bands, passes
 from sightline.backends.derivatives import no_forward, no_second
-from sightline.backends.tiles import row_numbers
+from sightline.backends.tiles import bias_index, row_numbers
 from sightline.lens.levels import Levels
 from sightline.lens.rows import output_and_rows
 from sightline.parallel import torch_ring
@@ -90,8 +90,9 @@ def forward(call: Call, layout: Layout) -> tuple[Tensor, Rows]:
                     seen = passes.forward(part, _seed(layout, rows, columns), False)[0]
                     out[..., rows.local, :] += seen.to(dtype)
                     continue
-                state = (x[..., rows.local] for x in (largest, sums))
-                _join(out[..., rows.local, :], *state, *_part(part, layout, rows, columns))
+                new, number, rest = _part(part, layout, rows, columns)
+                here = rows.local
+                _join(out[..., here, :], largest[..., here], sums[..., here], new, number, rest)
     out = out.to(call.q.dtype)
     if not call.normalizer.is_softmax:
         counts = [_counts(call, layout.whole, rows) for rows in layout.own]
@@ -224,7 +225,7 @@ class _Backward(torch.autograd.Function):
                     grad_v[..., columns.local, :] += found[2]
                     if grad_bias is not None and found[3] is not None:
                         span = slice(columns.start, columns.start + columns.length)
-                        index = passes.bias_index(grad_bias, slice(rows.start, rows.start + rows.length), span)
+                        index = bias_index(grad_bias, slice(rows.start, rows.start + rows.length), span)
                         grad_bias[index] += found[3]
         grad_sinks = None
         if sinks is not None:

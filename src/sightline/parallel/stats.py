@@ -11,7 +11,7 @@ from torch import Tensor
 from sightline.backends.tiles import Columns, scaled_rows
 from sightline.lens import geometry, pictures
 from sightline.lens.job import Weighted
-from sightline.lens.requests import Picture, Request, Top
+from sightline.lens.requests import Picture, Top
 from sightline.lens.spread import KnownLevels
 from sightline.lens.statistics import STATISTICS
 from sightline.lens.tiles.accumulators import Accumulator, Pixels, Received, RowSums, Seen, Strongest
@@ -20,6 +20,7 @@ from sightline.parallel.places import Piece, block, place
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call
+    from sightline.lens.plan import Asked
     from sightline.parallel.ring import Layout, Rows
 
 
@@ -34,7 +35,7 @@ class Around:
     def positions(self) -> list[int]:
         return [place for piece in self._layout.own for place in range(piece.start, piece.start + piece.length)]
 
-    def compute(self, requests: Sequence[Request | Weighted]) -> dict[Any, Any]:
+    def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]:
         """The results of all requests, on every rank its own; pictures are of the whole map, the same on all."""
         with torch.no_grad(), torch.autocast(self._call.device.type, enabled=False):
             return _Pass(self._call, self._layout, self._rows, requests).run()
@@ -48,7 +49,7 @@ class Around:
 class _Pass:
     """What is gathered of the local queries, of the keys that go around, and of the whole map."""
 
-    def __init__(self, call: Call, layout: Layout, rows: Rows, requests: Sequence[Request | Weighted]) -> None:
+    def __init__(self, call: Call, layout: Layout, rows: Rows, requests: Sequence[Asked]) -> None:
         self.call, self.layout, self.rows = call, layout, rows
         s, whole = call.sizes, layout.whole
         self.map = call.replace(
@@ -145,7 +146,7 @@ def _piece(call: Call, rows: Piece) -> Call:
     return call.replace(q=call.q[..., rows.local, :], sizes=call.sizes._replace(queries=rows.length))
 
 
-def _weights(request: Request | Weighted, rows: Piece) -> Tensor | None:
+def _weights(request: Asked, rows: Piece) -> Tensor | None:
     return request.weights[..., rows.local] if isinstance(request, Weighted) else None
 
 

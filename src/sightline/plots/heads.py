@@ -70,8 +70,8 @@ def portraits(records: Iterable[Any], *, measures: Sequence[str] | None = None, 
                 table[layers.index(row["layer"]), heads.index(int(row["head"]))] = _number(row[name])
             image = axes.imshow(table, cmap="cividis", aspect="auto", interpolation="nearest")
             axes.set_title(name)
-            _count(axes.xaxis, heads)
-            _count(axes.yaxis, _short(layers))
+            count_axis(axes.xaxis, heads)
+            count_axis(axes.yaxis, _short(layers))
             axes.tick_params(length=0)
             bar = figure.colorbar(image, ax=axes, aspect=18, pad=0.03)
             bar.outline.set_visible(False)
@@ -116,8 +116,8 @@ def by_head(table: Any, *, of: str = "influence", title: str | None = None) -> F
         axes = figure.subplots()
         colours = {"cmap": "RdBu_r", "vmin": -top} if signed else {"cmap": "cividis", "vmin": 0.0}
         image = axes.imshow(found, aspect="auto", interpolation="nearest", vmax=top, **colours)
-        _count(axes.xaxis, range(found.shape[1]))
-        _count(axes.yaxis, range(found.shape[0]) if layers is None else layers, 16)
+        count_axis(axes.xaxis, range(found.shape[1]))
+        count_axis(axes.yaxis, range(found.shape[0]) if layers is None else layers, 16)
         axes.tick_params(length=0)
         axes.set(xlabel="head", ylabel="layer")
         axes.set_title(title or of)
@@ -151,7 +151,7 @@ def _short(layers: Sequence[Any]) -> list[str]:
     return [".".join(name[front : len(name) - back]) for name in parts]
 
 
-def _count(axis: Any, names: Sequence[Any], most: int = 12) -> None:
+def count_axis(axis: Any, names: Sequence[Any], most: int = 12) -> None:
     """Label some of the rows or columns, evenly."""
     shown = range(0, len(names), -(-len(names) // most))
     axis.set_ticks(list(shown), [str(names[i]) for i in shown])

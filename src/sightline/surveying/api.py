@@ -53,6 +53,7 @@ def survey(
     limit: int | None = None,
     links: int = 3,
     generate: int = 0,
+    influence: bool = False,
     per_part: int = 8,
     tokenizer: Any = None,
     report: Report | None = None,
@@ -75,6 +76,7 @@ def survey(
         limit: take so many texts (or pieces) at most.
         links: how many links to keep of each text and head.
         generate: let the model write so many tokens after each text.
+        influence: also how much each head raised the loss of the text, which takes a backward pass.
         per_part: texts of one file.
         tokenizer: of a model that has none.
         report: called with texts done, texts in all, and errors, as parts are written.
@@ -110,9 +112,14 @@ def survey(
             raise InputError(
                 f"{what} is a whole number", expected=f"{least} or more", got=repr(value), hint=f"{what}=1"
             )
-    folder, wanted = Path(out), Wanted(links, generate)
+    folder, wanted = Path(out), Wanted(links, generate, bool(influence))
     found = read_texts(texts, column, cut, limit)
-    settings = {"model": name or type(model).__name__, "links": links, "generate": generate}
+    settings = {
+        "model": name or type(model).__name__,
+        "links": links,
+        "generate": generate,
+        "influence": bool(influence),
+    }
     with parts.driving(folder):
         parts.begin(folder, settings)
         before = parts.done(folder)

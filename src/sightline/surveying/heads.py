@@ -15,6 +15,7 @@ from sightline.errors import InputError
 from sightline.lens import Top
 from sightline.lens.statistics import DISTANCE, ENTROPY, Shown
 from sightline.surveying.texts import Text
+from sightline.targets import loss
 from sightline.watching import Seen, watch
 from sightline.watching.read.portraits import MEASURES as PORTRAIT
 
@@ -23,7 +24,7 @@ _SHARE = (0.0, 1.0)
 MEASURES = (
     *PORTRAIT,
     Shown("retrieval", "retrieval", about="looks at the token that is written next, in generated text", range=_SHARE),
-    Shown("influence", "influence", about="what the head does to the loss"),
+    Shown("influence", "influence", about="how much the head raises the loss; below 0 it lowers it"),
 )
 # Of the strongest keys of a query at most three are a matter of course: the first token, the one before, itself.
 _STRONGEST = Top(4)
@@ -36,6 +37,25 @@ class Wanted(NamedTuple):
 
     links: int = 3
     generate: int = 0
+    influence: bool = False
+
+
+def check_able(model: Any, wanted: Wanted) -> None:
+    """Refuse what a model cannot do, before the first text."""
+    if wanted.generate and wanted.influence:
+        raise InputError(
+            "influence is of a text that is there",
+            expected="generate, or influence",
+            got="both",
+            hint="survey the texts that were generated",
+        )
+    if (wanted.generate or wanted.influence) and not hasattr(model, "stream"):
+        raise InputError(
+            "this model predicts no tokens",
+            expected="a language model, such as smollm2",
+            got=type(model).__name__,
+            hint="without generate and influence",
+        )
 
 
 def rows_of(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> list[dict[str, Any]]:
@@ -65,20 +85,32 @@ def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[di
     if context is not None and len(ids) + wanted.generate > context:
         raise InputError(f"{len(ids):,} tokens, more than the {context:,} of the model: cut it (cut=…)")
     stats = (ENTROPY.name, DISTANCE.name, "received", "shares", _STRONGEST)
-    with torch.no_grad(), watch(model, stats=stats, tokenizer=tokenizer) as seen:
+    given = torch.tensor([ids], device=next(model.parameters()).device)
+    if wanted.influence and len(ids) < 2:
+        raise InputError("a single token has no loss")
+    with (
+        torch.set_grad_enabled(wanted.influence),
+        watch(model, stats=stats, influence=wanted.influence) as seen,
+    ):
         if wanted.generate:
             for _ in model.stream(text.text, max_new_tokens=wanted.generate):
                 pass
         else:
-            model(torch.tensor([ids], device=next(model.parameters()).device))
+            output = model(given)
+            if wanted.influence:
+                seen.backward(loss(given[:, 1:], at=1)(output))
+    raised = seen.by_head()[0] if wanted.influence else None
+    order = {name: i for i, name in enumerate(seen.layers)}
     portraits = seen.portraits()
     copied = _retrieval(seen, len(ids)) if wanted.generate else {}
     tokens = list(encoding.offsets)
     for portrait in portraits:
         sight, numbers = seen[portrait.layer], seen.heads(portrait.layer)
-        at = numbers.index(portrait.head)
+        at, top = numbers.index(portrait.head), sight.top(_STRONGEST.n)
         measures = {shown.name: getattr(portrait, shown.name, None) for shown in MEASURES}
         measures["retrieval"] = copied.get((portrait.layer, portrait.head))
+        if raised is not None:
+            measures["influence"] = float(raised[order[portrait.layer], portrait.head])
         yield {
             "key": text.key,
             "name": text.name,
@@ -88,7 +120,7 @@ def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[di
             "tokens": len(ids),
             **measures,
             "spans": _spans(sight.received()[0, at], text, tokens, sight.shape[-2]),
-            "links": _links(*(x[0, at] for x in sight.top(_STRONGEST.n)), text, tokens, wanted.links),
+            "links": _links(top.keys[0, at], top.weights[0, at], text, tokens, wanted.links),
         }
 
 

@@ -57,23 +57,23 @@ def run(
                 except OSError:
                     waiting.appendleft(order)
                     _end(busy.pop(pipe)[0])
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                process, order = busy[pipe]
+            for heard in wait(list(busy)):
+                assert isinstance(heard, Connection)
+                process, doing = busy[heard]
                 try:
-                    said = pipe.recv()
+                    said = heard.recv()
                 except (EOFError, OSError):
-                    del busy[pipe]
+                    del busy[heard]
                     _end(process)
-                    if order is None:
+                    if doing is None:
                         _not_even_begun(process, tried)
                     else:
-                        waiting.extendleft(reversed(_again(order, tried)))
+                        waiting.extendleft(reversed(_again(doing, tried)))
                     continue
                 if isinstance(said, BaseException):
                     raise said
                 if said is not None:  # None: it has its model
-                    busy[pipe] = (process, None)
+                    busy[heard] = (process, None)
                     yield said
     finally:
         for process, _ in busy.values():

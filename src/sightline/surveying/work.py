@@ -10,7 +10,7 @@ import torch
 
 from sightline.errors import InputError
 from sightline.models import load
-from sightline.surveying.heads import Wanted, error_row, rows_of
+from sightline.surveying.heads import Wanted, check_able, error_row, rows_of
 from sightline.surveying.parts import working, write_part
 from sightline.surveying.texts import Text
 
@@ -44,6 +44,7 @@ class Worker:
             model, tokenizer = load(model)
         self.model, self.tokenizer = model.eval(), tokenizer or getattr(model, "tokenizer", None)
         self.folder, self.wanted = folder, wanted
+        check_able(self.model, wanted)
         if self.tokenizer is None:
             raise InputError(
                 "this model cannot read texts",

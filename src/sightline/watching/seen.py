@@ -17,7 +17,9 @@ from sightline.watching.read.ranks import gather
 from sightline.watching.read.rollout import rollout
 from sightline.watching.read.spans import LayerSpans, spans
 from sightline.watching.record.folder import save
+from sightline.watching.record.image import Pictured
 from sightline.watching.record.shares import SHARES
+from sightline.watching.tokens import Worded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -43,7 +45,7 @@ class LayerLike(Protocol):
     def rows(self, name: str) -> Tensor | None: ...
 
 
-class Seen:
+class Seen(Pictured, Worded):
     """The sights of a run, by the path of each layer in the model.
 
     Layers are listed in the order in which they ran. A layer that was called several times in one pass is listed once
@@ -153,42 +155,6 @@ class Seen:
         """
         found = self._layer(layer)
         return {name: rows for name in SHARES if (rows := found.rows(name)) is not None}
-
-    @property
-    def ids(self) -> list[list[int]] | None:
-        """The token ids, a list for each sequence of the batch; None if the model was not given ids."""
-        if self._ids is None and self._reader is not None:
-            return None if self._reader.ids is None else self._reader.ids.tolist()
-        return None if self._ids is None else self._ids[0]
-
-    @property
-    def memory_ids(self) -> list[list[int]] | None:
-        """The encoder's token ids."""
-        if self._ids is None and self._reader is not None:
-            return None if self._reader.memory is None else self._reader.memory.tolist()
-        return None if self._ids is None else self._ids[1]
-
-    @property
-    def tokens(self) -> list[list[str]] | None:
-        """The text of every token, a list for each sequence of the batch; None without a tokenizer. Can be set."""
-        if self._tokens is None and self._reader is not None:
-            return self._reader.tokens()
-        return self._tokens
-
-    @tokens.setter
-    def tokens(self, tokens: list[list[str]] | None) -> None:
-        self._tokens = _checked("tokens", tokens)
-
-    @property
-    def memory_tokens(self) -> list[list[str]] | None:
-        """The text of the encoder's tokens, which cross-attention looks at. Can be set."""
-        if self._memory_tokens is None and self._reader is not None:
-            return self._reader.tokens(memory=True)
-        return self._memory_tokens
-
-    @memory_tokens.setter
-    def memory_tokens(self, tokens: list[list[str]] | None) -> None:
-        self._memory_tokens = _checked("memory_tokens", tokens)
 
     def backward(self, y: Float[Tensor, "*batch"], add: bool = False) -> None:
         """Take in what mattered for y: its gradient at the output of every head, where it stops.
@@ -307,11 +273,12 @@ class Seen:
         """
         return rollout(self, query, heads, residual, memory)
 
-    def save(self, folder: str | Path, keep_qk: bool = True) -> Path:
+    def save(self, folder: str | Path, keep_qk: bool = True, image: str | Path | bytes | None = None) -> Path:
         """Write a folder that `sl.load` reads: safetensors and a JSON index, no pickle.
 
         Every file appears whole or not at all, so the folder can be read while it is written. q and k are written if
-        they were kept, unless `keep_qk=False`.
+        they were kept, unless `keep_qk=False`. An image, a PNG or JPEG of at most 64 megapixels as a file or as its
+        bytes, is decoded to see that it is one, and saved beside the run: `seen.image` is its file then.
 
         >>> import tempfile, torch
         >>> from sightline.watching import load, watch
@@ -323,43 +290,17 @@ class Seen:
         ...     load(seen.save(folder)).layers
         ['MultiheadAttention']
         """
-        return save(self, Path(folder), keep_qk)
+        return save(self, Path(folder), keep_qk, self.image if image is None else image)
 
     def gather(self, group: Any = None, over: str | None = None) -> Seen:
         """The sights of a model that lies on several ranks, put together; every rank must call it, and gets them.
 
-        Of tensor parallel, where each rank saw heads of its own, layers have the heads of all ranks, in their order; of
-        a pipeline, the layers of all ranks in order. `over` says which, `"heads"` or `"layers"`; without it, layers of
-        the same name are divided by heads. What was computed travels, q and k do not: what needs them (`tile`, other
-        statistics) is computed on the ranks that kept them, and all ranks must ask for it. `group` is a process group
-        of torch.distributed, a DeviceMesh of one axis, or None for the default group. This run stays what it is.
-
-        >>> import torch
-        >>> from sightline.watching import watch
-        >>> layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
-        >>> x = torch.randn(1, 5, 16)
-        >>> with watch(layer) as seen:
-        ...     _ = layer(x, x, x)
-        >>> seen.gather()[0].shape  # one process: nothing to add
-        (1, 2, 5, 5)
+        Of tensor parallel, layers have the heads of all ranks, in their order; of a pipeline, there are the layers of
+        all ranks. `over` says which, `"heads"` or `"layers"`; without it, layers of the same name are divided by heads.
+        What was computed travels; what needs q and k is computed on the ranks that kept them, and all ranks must ask.
+        `group` is a process group, a DeviceMesh of one axis, or None for the default group.
         """
         return gather(self, group, over)
-
-    def layer_of(self, layer: str | int) -> LayerLike:
-        """A layer by its name or index, with what belongs to it beside its sight."""
-        return self._layer(layer)
-
-    def put(self, layer: LayerLike) -> None:
-        """Add a layer, or put it in the place of the one of its name."""
-        self._layers[layer.name] = layer
-
-    def describe(self, index: dict[str, Any]) -> None:
-        """Take over what the index of a run says of its inputs, and what it did not see."""
-        if index["ids"] is not None or index["memory_ids"] is not None:
-            self._ids = (index["ids"], index["memory_ids"])
-        self._tokens = index["tokens"] or self._tokens
-        self._memory_tokens = index["memory_tokens"] or self._memory_tokens
-        self._unseen |= index["unseen"]
 
     def _layer(self, layer: str | int) -> LayerLike:
         if isinstance(layer, int) and not isinstance(layer, bool):
@@ -408,18 +349,3 @@ class Seen:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 3 else [names[0], names[1], "…", names[-1]])
-
-
-def _checked(name: str, tokens: Any) -> list[list[str]] | None:
-    if tokens is None:
-        return None
-    if not isinstance(tokens, list) or not all(
-        isinstance(row, list) and all(isinstance(token, str) for token in row) for row in tokens
-    ):
-        raise InputTypeError(
-            f"{name} are a list of strings for each sequence of the batch",
-            expected="list[list[str]]",
-            got=type(tokens).__name__,
-            hint=f"seen.{name} = [['the', ' kids', …]]",
-        )
-    return tokens

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sightline import caches
 from sightline.errors import InputTypeError
+from sightline.watching.record.image import image_size
 
 
 class Reader:
@@ -20,6 +21,7 @@ class Reader:
         self.ids: Tensor | None = None  # [batch, tokens]
         self.memory: Tensor | None = None  # of the encoder
         self.one = False  # whether this pass was given one position: it may be a step of a generation
+        self.image: tuple[int, int, int] | None = None  # channels, height and width
         self._pending: Tensor | None = None
         self._texts: dict[bool, tuple[Tensor, list[list[str]]]] = {}
 
@@ -27,10 +29,12 @@ class Reader:
         """A pass begins: its ids are taken in once it is known whether it goes on with what was there."""
         self._pending = find_ids(args, kwargs)
         self.one = is_one(args, kwargs, self._pending)
+        self.image = image_size(args, kwargs) or self.image
 
     def encodes(self, args: tuple, kwargs: dict) -> None:
         """The encoder begins."""
         self.memory, self.one = find_ids(args, kwargs), False
+        self.image = image_size(args, kwargs) or self.image
 
     def settle(self, continues: bool) -> None:
         if self._pending is not None:
@@ -153,3 +157,63 @@ def _alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+class Worded:
+    """The part of a run that knows its tokens."""
+
+    _reader: Reader | None
+    _ids: tuple[list | None, list | None] | None
+    _tokens: list[list[str]] | None
+    _memory_tokens: list[list[str]] | None
+
+    @property
+    def ids(self) -> list[list[int]] | None:
+        """The token ids, a list for each sequence of the batch; None if the model was not given ids."""
+        if self._ids is None and self._reader is not None:
+            return None if self._reader.ids is None else self._reader.ids.tolist()
+        return None if self._ids is None else self._ids[0]
+
+    @property
+    def memory_ids(self) -> list[list[int]] | None:
+        """The encoder's token ids."""
+        if self._ids is None and self._reader is not None:
+            return None if self._reader.memory is None else self._reader.memory.tolist()
+        return None if self._ids is None else self._ids[1]
+
+    @property
+    def tokens(self) -> list[list[str]] | None:
+        """The text of every token, a list for each sequence of the batch; None without a tokenizer. Can be set."""
+        if self._tokens is None and self._reader is not None:
+            return self._reader.tokens()
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, tokens: list[list[str]] | None) -> None:
+        self._tokens = _checked("tokens", tokens)
+
+    @property
+    def memory_tokens(self) -> list[list[str]] | None:
+        """The text of the encoder's tokens, which cross-attention looks at. Can be set."""
+        if self._memory_tokens is None and self._reader is not None:
+            return self._reader.tokens(memory=True)
+        return self._memory_tokens
+
+    @memory_tokens.setter
+    def memory_tokens(self, tokens: list[list[str]] | None) -> None:
+        self._memory_tokens = _checked("memory_tokens", tokens)
+
+
+def _checked(name: str, tokens: Any) -> list[list[str]] | None:
+    if tokens is None:
+        return None
+    if not isinstance(tokens, list) or not all(
+        isinstance(row, list) and all(isinstance(token, str) for token in row) for row in tokens
+    ):
+        raise InputTypeError(
+            f"{name} are a list of strings for each sequence of the batch",
+            expected="list[list[str]]",
+            got=type(tokens).__name__,
+            hint=f"seen.{name} = [['the', ' kids', …]]",
+        )
+    return tokens

@@ -136,6 +136,7 @@ class Watcher(Following, Repeating):
         self.tables.clear()
         self.moved, self.own = {}, {}
         self.reader.arrive()
+        self._note_grid()
         self.listening.learn(self.seen, kind is None)
         if self.writer is not None:
             self.writer.finish(complete=kind is None)

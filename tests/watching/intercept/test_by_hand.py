@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sightline.editing import edit
+from sightline.errors import InputError
 from sightline.watching import load, watch
 from sightline.watching.intercept.by_hand import AXES, CHANGED
 from sightline.watching.intercept.function_mode import WatchMode
@@ -244,3 +246,15 @@ def test_nothing_of_queries_x_keys_is_held():
         assert all(mark.soft is None for _, mark in mode.trace.marks.values())
     assert seen.layers == ["0"]
     assert soft.shape == (2, TIME, TIME)
+
+
+def test_it_cannot_be_edited_and_says_so():
+    model, x = nn.Sequential(Plain(), Fused()).eval(), torch.randn(2, TIME, DIM)
+    with torch.no_grad(), edit(model) as edits:
+        edits.ablate(layers="0", heads=[0])
+        with pytest.raises(InputError, match="0 cannot be edited"):
+            model(x)
+    plain = model(x)
+    with torch.no_grad(), edit(model) as edits:
+        edits.ablate(layers="1", heads=[0])
+        assert not torch.equal(model(x), plain)

@@ -223,7 +223,8 @@ def _has_torch_function(args: Any) -> bool:
     if any(getattr(watcher, "influence", None) is not None for watcher in watches()):
         return True  # gradients are wanted, which the operator of the fast path does not have
     asking = frame.f_locals.get("self")
-    if any(getattr(watcher, "edits", False) and watcher.changes(asking) for watcher in watches()):
+    editors: list[Any] = [watcher for watcher in watches() if getattr(watcher, "edits", False)]
+    if any(editor.changes(asking) for editor in editors):
         return True  # nobody can reach into the operator of the fast path
     with without_modes():
         return bool(Blind.ask(args))

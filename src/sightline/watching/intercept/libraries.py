@@ -20,7 +20,7 @@ from sightline.watching.intercept.function_mode import Handler, audience
 from sightline.watching.intercept.varlen import varlen
 from sightline.watching.intercept.xformers import memory_efficient
 
-_FLASH = {name: with_cache if name == "flash_attn_with_kvcache" else flash for name in SIGNATURES}
+_FLASH: dict[str, Handler] = {name: with_cache if name == "flash_attn_with_kvcache" else flash for name in SIGNATURES}
 # The modules that have them, by name, and what is made of each function.
 HANDLERS: dict[str, dict[str, Handler]] = {
     "torch.nn.attention.varlen": {"varlen_attn": varlen},

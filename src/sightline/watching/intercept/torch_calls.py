@@ -142,7 +142,7 @@ def _told(who: Audience, call: Call, out: Tensor, row: Tensor, first_query: int,
     """The output of a call of Sightline's own functions, as edits have it, of which the watches have been told."""
     edited = None
     if who.editing:
-        more = {"softcap": call.softcap, "sinks": call.sinks, "dropout": call.dropout}
+        more: dict[str, Any] = {"softcap": call.softcap, "sinks": call.sinks, "dropout": call.dropout}
         more["normalizer"] = call.normalizer.name
         options = (call.mask, call.bias, call.scale, first_query, first_key)
         edited = change(who, call.q, call.k, call.v, out, *options, row=row, **more)

@@ -39,7 +39,8 @@ _UNCOUNTED = 1 << 40
 
 def miss(watcher: Watcher, name: str, reason: str) -> None:
     """A module attended and was not caught: a watch that chose it says so. The first reason counts."""
-    if watcher.layers(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
+    chosen = getattr(watcher, "layers", None)  # who edits has none, and is told of all
+    if chosen is None or chosen(name, watcher.order.get(name, _UNCOUNTED), len(watcher.order)):
         watcher.seen._unseen.setdefault(name, reason)
 
 
@@ -292,7 +293,9 @@ def holders(reason: str, softmax: nn.Module | None) -> list[tuple[Watcher, str]]
     The reason comes first: a frame whose first argument is a module is taken for a method of it.
     """
     module, found = current(), []
-    for watcher in active.watches() if module is not None else []:
+    if module is None:
+        return []
+    for watcher in active.watches():
         name = watcher.name_of(module)
         other = name if softmax is None else watcher.name_of(softmax)
         if name is not None and other is not None:

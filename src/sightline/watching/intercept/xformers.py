@@ -25,7 +25,8 @@ _BLOCKS = ("BlockDiagonalMask", "BlockDiagonalCausalMask")
 
 def memory_efficient(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     given = named("query key value attn_bias p scale", args, kwargs)
-    q, k, rule = given["query"], given["key"], given.get("attn_bias")
+    q, k = given["query"], given["key"]
+    rule: Any = given.get("attn_bias")
     kind = type(rule).__name__
     ordered = rule is None or kind == "Tensor" or kind in _TRIANGLES or kind in _BLOCKS
     first = position(who, q.shape[1], k.shape[1], None if isinstance(rule, Tensor) else kind in _TRIANGLES, None)

@@ -57,9 +57,13 @@ def gather(seen: Seen, group: Any, over: str | None = None) -> Seen:
         _check_heads(ranks, runs)
     found = type(seen)(meta=dict(runs[0].content["meta"]) | {"ranks": ranks.size})
     for name, layers in _in_order(runs, over).items():
-        found.put(_join(ranks, seen, name, layers, len(found)))
-    for run in reversed(runs):  # the first that knows its tokens has the say
-        found.describe(run.content)
+        found._layers[name] = _join(ranks, seen, name, layers, len(found))
+    for said in (run.content for run in reversed(runs)):  # the first that knows its tokens has the say
+        if said["ids"] is not None or said["memory_ids"] is not None:
+            found._ids = (said["ids"], said["memory_ids"])
+        found._tokens = said["tokens"] or found._tokens
+        found._memory_tokens = said["memory_tokens"] or found._memory_tokens
+        found._unseen |= said["unseen"]
     return found
 
 
@@ -154,7 +158,7 @@ def _in_order(runs: list[_Run], over: str) -> dict[str, dict[int, StoredLayer]]:
 
 def _join(ranks: Ranks, seen: Seen, name: str, layers: dict[int, StoredLayer], index: int) -> GatheredLayer:
     first = next(iter(layers.values()))
-    mine = seen.layer_of(layers[ranks.rank].name) if ranks.rank in layers else None
+    mine = seen._layer(layers[ranks.rank].name) if ranks.rank in layers else None
     starts, heads = {}, 0
     for rank, layer in layers.items():
         starts[rank] = heads
@@ -219,7 +223,7 @@ class _Fetch:
                 found = own(self._mine.sight(), slice(start, start + self._heads[ranks.rank]))
             except SightlineError as problem:
                 error = str(problem)
-        about = {"asked": said[:200], "error": None if error is None else error[:800]}
+        about: dict[str, Any] = {"asked": said[:200], "error": None if error is None else error[:800]}
         about["tensors"] = [[list(one.shape), str(one.dtype).removeprefix("torch.")] for one in found]
         heard = ranks.agree(f"{self._name}, {said[:60]}", about, ranks.device)
         for rank, other in enumerate(heard):

@@ -22,6 +22,7 @@ from sightline.files import make_folder, parse_json, read_bytes, sync_file, sync
 from sightline.lens import store
 from sightline.lens.kept import KeptSight
 from sightline.lens.tensor_file import TensorFile, short, write_tensors
+from sightline.watching.record.image import NAMES, read_image
 from sightline.watching.record.layer import Layer
 from sightline.watching.record.shares import SHARES
 
@@ -39,8 +40,9 @@ _SMALL_INDEX, _PER_BYTE = 4 << 20, 64
 _SMALL = 512 * 512
 
 
-def save(seen: Seen, folder: Path, keep_qk: bool) -> Path:
-    """Write a whole run."""
+def save(seen: Seen, folder: Path, keep_qk: bool, image: str | Path | bytes | None = None) -> Path:
+    """Write a whole run, and an image beside it."""
+    found = None if image is None else read_image(image)
     if seen._folder is not None and folder.exists() and folder.samefile(seen._folder):
         raise InputError(
             "the run is in this folder already",
@@ -55,6 +57,9 @@ def save(seen: Seen, folder: Path, keep_qk: bool) -> Path:
         writer.runs.append(run_name(number))
     for layer in list(seen._layers.values()):
         writer.write(layer)
+    if found is not None:
+        writer.image, content = found
+        write_whole(folder / writer.image, lambda path: path.write_bytes(content), durable=True)
     writer.finish(complete=seen.complete)
     return folder
 
@@ -71,6 +76,7 @@ class Writer:
         self.stale: list[list[str]] = [[], []]  # files that no index names any more: just now, and before
         self.rest = 0.0  # when it may write again
         self.runs: list[str] = []  # folders of the runs before this one
+        self.image: str | None = None  # the file of an image
 
     def begin(self) -> None:
         """Make the folder, and an index without layers; what another run left there is removed."""
@@ -93,6 +99,8 @@ class Writer:
             self._index(False)
             for old in self.folder.glob("[0-9][0-9][0-9][0-9]-*.safetensors"):
                 old.unlink()
+            for name in NAMES.values():
+                (self.folder / name).unlink(missing_ok=True)
             for run in self.folder.glob("run-[0-9][0-9][0-9][0-9][0-9][0-9]"):
                 if run.is_dir() and not run.is_symlink() and (run / INDEX).is_file():
                     shutil.rmtree(run)
@@ -196,7 +204,8 @@ class Writer:
             "format": FORMAT,
             "version": VERSION,
             "complete": complete,
-            "meta": self.seen.meta,
+            "meta": {name: x for name, x in self.seen.meta.items() if name != "image"}
+            | ({} if self.image is None else {"image": self.image}),
             # Of a long text they would be larger than all that is there before the first layer.
             "ids": self.seen.ids if layers else None,
             "memory_ids": self.seen.memory_ids if layers else None,

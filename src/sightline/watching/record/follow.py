@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.watching.intercept.caller import inside
+from sightline.watching.record.image import find_grid
 from sightline.watching.record.layer import Layer
 from sightline.watching.record.windows import Windows
 
@@ -154,6 +155,13 @@ class Following:
             return None
         self.ends[before.full] = (self.passes, before.end_key + looked.call.sizes.keys)
         return before.full
+
+    def _note_grid(self) -> None:
+        """The block is left: the patches of an image that the model was given, if its tokens are these."""
+        layer = next((layer for layer in self._followed() if layer.kind == "self"), None)
+        grid = find_grid(self.model, self.reader.image, None if layer is None else layer.keys)
+        if grid is not None:
+            self.seen.meta["grid"] = list(grid)
 
     def module_of(self, name: str) -> nn.Module | None:
         """The module of this path."""

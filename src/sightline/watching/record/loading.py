@@ -10,6 +10,7 @@ from typing import Any
 from sightline.lens.described import flag, items, one_of, record, whole
 from sightline.lens.tensor_file import short
 from sightline.watching.record.folder import INDEX, StoredLayer, bad, read_index
+from sightline.watching.record.image import NAMES
 from sightline.watching.seen import Seen
 
 
@@ -24,6 +25,8 @@ def load(folder: Path) -> Seen:
         content = record("index", content, _FIELDS)
         seen = Seen(meta=_meta(content["meta"]), complete=flag("complete", content["complete"]))
         seen._folder = folder
+        if seen.image is not None:
+            _inside("meta.image", folder, seen.image.name)
         seen._ids = (_numbers("ids", content["ids"]), _numbers("memory_ids", content["memory_ids"]))
         seen.tokens, seen.memory_tokens = content["tokens"], content["memory_tokens"]
         seen._unseen = {name: _text("unseen", why) for name, why in record("unseen", content["unseen"]).items()}
@@ -126,4 +129,9 @@ def _meta(said: Any) -> dict[str, Any]:
         for pair in items("meta.spans", said["spans"]):
             for number in items("meta.spans", pair, 2):
                 whole("meta.spans", number)
+    if said.get("grid") is not None:
+        for number in items("meta.grid", said["grid"], 3):
+            whole("meta.grid", number)
+    if said.get("image") is not None and said["image"] not in NAMES.values():
+        raise ValueError(f"meta.image: {short(said['image'])}")
     return said

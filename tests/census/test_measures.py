@@ -1,0 +1,40 @@
+"""Measures of heads on maps that are known."""
+
+from __future__ import annotations
+
+import torch
+
+from sightline.census.measures import MEASURES, duplicate, earlier, first, induction, previous, retrieval
+
+IDS = torch.tensor([3, 5, 3, 7, 5])
+
+
+def looks(*keys):
+    """A head whose queries look at one key each."""
+    weights = torch.zeros(1, len(keys), len(keys))
+    for query, key in enumerate(keys):
+        weights[0, query, key] = 1.0
+    return weights
+
+
+def test_each_says_one_for_the_head_it_is_named_after_and_less_for_others():
+    heads = {
+        "previous": looks(0, 0, 1, 2, 3),
+        "first": looks(0, 0, 0, 0, 0),
+        "duplicate": looks(0, 1, 0, 3, 1),
+        "induction": looks(0, 1, 1, 3, 2),
+    }
+    for measure in MEASURES:
+        found = {name: float(measure.of(weights, IDS)) for name, weights in heads.items()}
+        assert found[measure.name] == 1.0
+        assert all(value < 1.0 for name, value in found.items() if name != measure.name), measure.name
+    assert [f(looks(0), IDS[:1]).isnan().item() for f in (previous, first, duplicate, induction)] == [True] * 4
+    assert earlier(IDS).tolist() == [-1, -1, 0, -1, 1]
+
+
+def test_a_head_retrieves_what_it_looks_at_while_it_is_written():
+    ids = torch.tensor([1, 8, 9, 2, 8, 9, 4])  # the needle is 8 9; 8, 9 and 4 are written
+    needle, written = range(1, 3), range(4, 7)
+    copies, half, elsewhere = looks(0, 0, 0, 1, 2, 0, 0), looks(0, 0, 0, 1, 0, 0, 0), looks(0, 0, 0, 0, 1, 2, 0)
+    found = [float(retrieval(head, ids, needle, written)) for head in (copies, half, elsewhere)]
+    assert found == [1.0, 0.5, 0.0]
