@@ -34,7 +34,7 @@ def seen() -> Seen:
 
 def test_portraits_and_thumbnails_share_their_pictures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     atlas, made, thumb = Atlas(), [], thumbs.thumb
-    monkeypatch.setattr(thumbs, "thumb", lambda pyramid: made.append(pyramid) or thumb(pyramid))
+    monkeypatch.setattr(thumbs, "thumb", lambda pyramid, **_: made.append(pyramid) or thumb(pyramid))
     body, complete = atlas.portraits(run)
     assert complete is True
     assert body["heads"][1][2]["first"] == pytest.approx(exact(run, 1, 2)[:, 0].mean().item(), rel=1e-5)

@@ -50,9 +50,10 @@ def picture(folder: Path) -> None:
     q[0, 1 + 5] = k[0, 1 + 10]
     with torch.no_grad(), sl.watch(layer, keep_qk=True) as seen:
         layer(q, k, k)
-    seen.meta["image"] = {"file": "image.png", "grid": [4, 4], "first": 1}
-    seen.save(folder)
-    Image.new("RGB", (64, 64), (255, 255, 255)).save(folder / "image.png")
+    seen.meta["grid"] = [4, 4, 1]
+    white = io.BytesIO()
+    Image.new("RGB", (64, 64), (255, 255, 255)).save(white, "PNG")
+    seen.save(folder, image=white.getvalue())
 
 
 def address(live: Live, run: int, **state: object) -> str:
