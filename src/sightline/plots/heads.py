@@ -107,7 +107,7 @@ def by_head(table: Any, *, of: str = "influence", title: str | None = None) -> F
         raise InputError(
             "this is a run of several texts", expected="one", got=f"{found.shape[0]}", hint="seen.by_head()[0]"
         )
-    found = np.asarray(found).reshape(found.shape[-2:])
+    found = found.reshape(-1, found.shape[-1])
     signed = bool(np.nanmin(found, initial=0.0) < 0)
     top = float(np.nanmax(np.abs(found), initial=0.0)) or 1.0
     with style():
