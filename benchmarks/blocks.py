@@ -419,9 +419,8 @@ def survey(results: Results) -> str:
     same = "the same rows" if all(row["same_rows"] for row in rows) else "DIFFERENT ROWS"
     said = (
         f"SmolLM2 over {first['texts']} pieces of {first['corpus']}, about "
-        f"{first['tokens']:.0f} tokens each, {first['rows']:,} rows; {first['rounds']} round(s) in turns, medians, on "
-        f"{where(results, 'cpu', 'survey')}, two cores that other work shared: the ratio says more than the rates. "
-        f"All wrote {same}."
+        f"{first['tokens']:.0f} tokens each, {first['rows']:,} rows; in turns, rounds: {first['rounds']}, on "
+        f"{where(results, 'cpu', 'survey')}; other work may have shared the cores. All wrote {same}."
     )
     shown = [
         (
