@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sightline as sl
+from sightline.errors import InputError
 
 Q, K = (2, 3, 6, 40, 8), (2, 3, 2, 50, 8)
 EVERYTHING = slice(None), slice(None)
@@ -61,3 +62,11 @@ def test_a_sight_without_q_and_k_still_has_its_statistics(tmp_path) -> None:
 def test_a_flat_sight_has_one_head() -> None:
     sight = sl.look(torch.randn(9, 8), torch.randn(9, 8))
     assert torch.equal(sight.select(0, [0]).tile(*EVERYTHING)[0], sight.tile(*EVERYTHING))
+
+
+def test_what_was_changed_since_cannot_be_selected():
+    q, k = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8)
+    sight = sl.look(q, k, stats=("entropy",))
+    q.mul_(2)
+    with pytest.raises(InputError, match="q was changed after the call"):
+        sight.select(batch=1)

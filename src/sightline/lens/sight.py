@@ -290,6 +290,7 @@ class Sight(Answers):
         >>> one.shape, torch.equal(one.tile(slice(0, 5), slice(0, 7))[0], sight.tile(slice(0, 5), slice(0, 7))[1, 3])
         ((1, 5, 7), True)
         """
+        self._unchanged.check()
         s = self.call.sizes
         member, chosen = check_selection(batch, heads, s.batch, s.heads)
         kept = select_kept(self._kept, len(s.batch), member, chosen)
