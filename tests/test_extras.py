@@ -32,7 +32,7 @@ def test_an_extra_alone_works_or_names_what_is_missing() -> None:
 
 def test_every_extra_is_tried_and_has_lower_bounds() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    tools = {"all", "dev", "docs", "peers", "wheel"}
+    tools = {"all", "dev", "docs", "peers", "wheel", "jupyter"}  # of ours, or of those who read our notebooks
     assert extras.keys() - tools == set(PARTS) - {"none"} == module_at(EXTRAS).BRINGS.keys()
     for name in extras.keys() - tools:
         assert [one for one in extras[name] if not re.match(r"[\w-]+(\[\w+\])?>=\d", one)] == [], name

@@ -32,7 +32,7 @@ def test_every_page_is_in_the_menu_once() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     import sightline
-    from sightline import caches, lookup, models, nn, plots, positions, steps
+    from sightline import caches, lookup, models, nn, parallel, plots, positions, steps, targets
 
     told = "\n".join(path.read_text("utf-8") for path in (DOCS / "reference").glob("*.md"))
     listed = set(re.findall(r"^::: sightline\.([\w.]+)$", told, re.MULTILINE))
@@ -45,6 +45,8 @@ def test_every_public_name_is_in_the_reference() -> None:
         "models": models,
         "plots": plots,
         "caches": caches,
+        "parallel": parallel,
+        "targets": targets,
     }
     missing = [
         f"{part}.{name}" for part, owner in parts.items() for name in owner.__all__ if f"{part}.{name}" not in listed

@@ -422,7 +422,8 @@ def test_the_explorer_shows_it() -> None:
     shown = {"name": NAME, "label": "variance of the distance", "unit": "tokens²", "about": VARIANCE.about}
     assert body["measures"][-1] == shown | {"range": None}
     assert [one["label"] for one in body["measures"]][:-1] == [
-        *("focus", "first token", "previous token", "itself", "induction", "mean distance")
+        *("focus", "first token", "previous token", "itself", "next token", "induction", "mean distance"),
+        "entropy",
     ]
     found = made[run.layers[1].name].statistic(NAME).reshape(-1, 3, 41)[0]
     for head in range(3):

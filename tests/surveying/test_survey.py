@@ -201,7 +201,8 @@ def test_influence_and_retrieval_of_a_language_model(minilm: torch.nn.Module, tm
     assert min(row["retrieval"] for row in made) == 0
     for options in ({"generate": 1}, {"influence": True}):
         with pytest.raises(InputError, match="predicts no tokens"):
-            sl.survey(minilm, [KIDS], tmp_path / f"no{len(options)}", **options)
+            sl.survey(minilm, [KIDS], tmp_path / "none", **options)
+        assert not (tmp_path / "none").exists(), "what is refused leaves nothing behind"
 
 
 def test_retrieval_counts_copies_of_what_is_written() -> None:

@@ -337,7 +337,7 @@ def test_some_layers_keep_the_numbers_of_the_model(browser: Browser, tmp_path: P
         assert {text.split()[0] for text in page.locator(".head").all_inner_texts()} == {"L3", "L5"}
         page.keyboard.press("}")
         visit.until("location.hash.includes('L=5&')")
-        assert page.locator(".sentence .where").inner_text() == "layer 5 head 1"
+        page.wait_for_selector(".sentence .where >> text=layer 5 head 1")
         # An address of before: the first layer of this run.
         page.goto("about:blank")
         visit.open(f"#v=1&run={run['id']}&L=0&H=1&q=10&k=2")

@@ -12,7 +12,7 @@ from torch import nn
 from sightline.errors import InputError, InputTypeError
 from sightline.models.checkpoints.builtin import BUILTINS
 from sightline.surveying import local, on_ray, parts
-from sightline.surveying.heads import Wanted
+from sightline.surveying.heads import Wanted, check_able
 from sightline.surveying.texts import read as read_texts
 from sightline.surveying.work import Done, Order, orders
 
@@ -113,6 +113,8 @@ def survey(
                 f"{what} is a whole number", expected=f"{least} or more", got=repr(value), hint=f"{what}=1"
             )
     folder, wanted = Path(out), Wanted(links, generate, bool(influence))
+    if isinstance(model, nn.Module):
+        check_able(model, wanted)  # before anything is written
     found = read_texts(texts, column, cut, limit)
     settings = {
         "model": name or type(model).__name__,

@@ -36,7 +36,6 @@ class Worker:
         self, model: Any, folder: Path, wanted: Wanted, threads: int | None = 1, tokenizer: Any = None
     ) -> None:
         """`model`: a name or a folder, or a model, which needs a `tokenizer` of its own or beside it."""
-        self.lock = working(folder)
         if threads is not None:
             # As many for every worker, however many there are: sums are then added up in the same order.
             torch.set_num_threads(threads)
@@ -52,6 +51,7 @@ class Worker:
                 got="none",
                 hint="sl.survey(model, texts, out, tokenizer=…)",
             )
+        self.lock = working(folder)  # at last: what is refused holds nothing
 
     def do(self, order: Order, still: Callable[[], bool] = lambda: True) -> Done:
         """Run the texts of an order and write their part. `still`: whether anybody still wants it."""

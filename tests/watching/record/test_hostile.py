@@ -46,10 +46,15 @@ def test_any_part_of_the_index_may_be_anything(folder):
     assert found["refused"] > 0.5 * found["tried"]
 
 
-@pytest.mark.parametrize("file", ["index.json", "0000-1.safetensors", "0000-1-rows.safetensors"])
+def named(folder, what):
+    """The name of a file of the first layer, `"file"` or `"rows"`, as the index has it."""
+    return json.loads((folder / "index.json").read_text())["layers"][0][what]
+
+
+@pytest.mark.parametrize("file", ["index", "file", "rows"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_only_plain_files_are_read(folder, file, kind):
-    path = folder / file
+    path = folder / ("index.json" if file == "index" else named(folder, file))
     path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
@@ -62,7 +67,7 @@ def test_only_plain_files_are_read(folder, file, kind):
 
 def test_a_layer_that_becomes_a_pipe_is_not_waited_for(folder):
     seen = load(folder)
-    for file in ("0000-1.safetensors", "0000-1-rows.safetensors"):
+    for file in (named(folder, "file"), named(folder, "rows")):
         (folder / file).rename(folder.parent / file)
         os.mkfifo(folder / file)
         with pytest.raises(SightFileError, match="not a plain file"):
@@ -93,7 +98,7 @@ def test_an_index_that_could_not_be_read_is_not_written(tmp_path):
 def test_tensors_of_a_layer_are_what_they_must_be(folder):
     from safetensors.torch import load_file, save_file
 
-    path = folder / "0000-1-rows.safetensors"
+    path = folder / named(folder, "rows")
     good = load_file(path)
     for change, words in (
         ({"first": good["first"] > 0}, "first: the dtype torch.bool"),
@@ -102,7 +107,7 @@ def test_tensors_of_a_layer_are_what_they_must_be(folder):
         ({"more": torch.ones(1)}, "more: a tensor that nothing names"),
     ):
         save_file({name: t.clone() for name, t in (good | change).items()}, path)
-        with pytest.raises(SightFileError, match=f"0000-1-rows.safetensors: {words}"):
+        with pytest.raises(SightFileError, match=f"{path.name}: {words}"):
             load(folder).shares(0)
 
 
