@@ -426,7 +426,8 @@ def test_text_and_links_have_a_button_to_try_again(
                 page.mouse.move(2, 2)
             page.wait_for_selector(".about.problem >> text=The server does not answer")
             visit.accessible("a text that failed", "#text")
-        page.click(".about button")
+        # Whoever asked meanwhile may have healed it before anybody could click.
+        page.evaluate("document.querySelector('.about button')?.click()")
         page.wait_for_selector(".about:not(.problem) >> text=what “kids” looks at")
     finally:
         visit.close()

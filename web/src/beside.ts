@@ -1,6 +1,7 @@
 // What happens when a run is there that someone asked for: an example opens at what to look for, a changed text beside the
 // one it was.
 
+import { onChange } from "./changes";
 import type { Composer, Example, Order } from "./composer";
 import { example } from "./composer";
 import type { Context } from "./context";
@@ -19,13 +20,17 @@ interface Before {
 export class Arrival {
   // What to look for, until it is dismissed or another run is looked at.
   readonly hint = el("div", { class: "hint", attrs: { hidden: true, role: "note" } });
-  private waiting = new Map<string, { order: Order; before: Before | null }>();
+  private waiting = new Map<string, { order: Order; before: Before | null; done?: boolean }>();
 
   constructor(
     private context: Context,
     private composer: () => Composer,
   ) {
     context.store.on(["run"], () => (this.hint.hidden = true));
+    onChange(context.run, (run) => {
+      // After all others have heard of the new run.
+      if (run && this.waiting.get(run.id)?.done) window.setTimeout(() => this.here(run.id), 0);
+    });
   }
 
   expect(id: string, order: Order): void {
@@ -38,9 +43,11 @@ export class Arrival {
   // The run is open: go to what it was made for.
   here(id: string): void {
     const wanted = this.waiting.get(id);
-    this.waiting.delete(id);
     const run = this.context.run.value;
-    if (!wanted || run?.id !== id) return;
+    if (!wanted) return;
+    wanted.done = true;
+    if (run?.id !== id) return; // it is still being opened
+    this.waiting.delete(id);
     const { order, before } = wanted;
     if (before && before.run.id === id) return this.context.say("the text is the same: there is nothing to compare");
     const place = order.example && this.placeOf(order.example);
