@@ -279,10 +279,18 @@ def test_a_phone_and_a_laptop(browser: Browser, live: Live, tmp_path: Path) -> N
         visit.until(f"{SAID} === '{KIDS}'")
         whole = "(n => n.scrollWidth <= n.clientWidth)(document.querySelector('.sentence .link'))"
         assert page.evaluate(whole), "the sentence is whole"
+        page.click("button[aria-label='export (E)']")
+        assert "queries 0 to 15, keys 0 to 15" in page.locator(".export-list").inner_text(), "of a map not yet seen"
+        page.keyboard.press("Escape")
         page.tap(".panels button[data-panel=heads]")
         page.tap(".head >> nth=2")
         visit.settle()
         assert page.locator(".centre-map .surface").is_visible(), "a tap on a head opens its map"
+        below = page.evaluate(
+            "document.querySelector('.centre-map .zooms').getBoundingClientRect().top"
+            " - document.querySelector('.centre-map .surface').getBoundingClientRect().bottom"
+        )
+        assert below >= 0, "nothing lies over the last rows"
         page.evaluate("location.hash = location.hash.replace('view=map', 'view=steps')")
         page.tap(".panels button[data-panel=more]")
         page.wait_for_selector(".steps-table tbody tr")
@@ -308,6 +316,21 @@ def test_a_phone_and_a_laptop(browser: Browser, live: Live, tmp_path: Path) -> N
         assert page.locator(".portrait h3").is_visible()
         page.keyboard.press("Escape")
         assert page.locator(".portrait h3").is_hidden()
+        # A new text lies over the views: they stay as they are. Closer goes to what is pinned.
+        surface = page.locator(".centre-map .surface")
+        before = surface.bounding_box()
+        page.click("text=New text")
+        assert surface.bounding_box() == before
+        page.keyboard.press("Escape")
+        assert page.locator(".composer").is_hidden()
+        page.goto(f"{live.base}#run={live.kids}&L=3&H=1&q=15&k=1")  # type: ignore[attr-defined]
+        for _ in range(2):
+            page.click(".centre-map button[aria-label='zoom in (+)']")
+        seen = page.locator(".centre-map .axis-label.pinned").all_inner_texts()
+        assert set(seen) == {"[SEP]", "The"}, "the pinned row and column are in view"
+        page.keyboard.press("5")
+        page.wait_for_selector(".steps-table td.weight")
+        assert page.evaluate("(n => n.scrollWidth <= n.clientWidth)(document.querySelector('.steps-scroll'))")
     finally:
         visit.close()
 
