@@ -187,7 +187,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, text: str) -
         (["--out", "/no/such/folder/run"], "there is no such folder"),
         (["--layers", "9-1"], "no such layers"),
         (["--layers", ","], "no such layers"),
-        (["--layers", "nothing"], "no attention has such a name"),
+        (["--layers", "nothing"], "encoder.layers.0.attention, encoder.layers.1.attention, "),
     ],
 )
 def test_mistakes_are_errors_of_ours(arguments: list[str], text: str) -> None:

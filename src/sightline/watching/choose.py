@@ -88,7 +88,8 @@ class LayerChoice:
 
 def _likely(modules: list[str]) -> list[str]:
     """The modules that may be attention, by their names; all if none is."""
-    named = [name for name in modules if "att" in name.rpartition(".")[2].lower()]
+    last = {name: name.rpartition(".")[2].lower() for name in modules}
+    named = [name for name in modules if "att" in last[name] and "norm" not in last[name]]
     # Where one holds another, the outer one says enough.
     outer = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
     return outer or modules
