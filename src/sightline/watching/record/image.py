@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from sightline.errors import InputError, InputTypeError, missing
+from sightline.image_files import content_of, decoded
 
-# Pixels of an image that is saved, and tokens that may stand before its patches.
-LARGEST, _BEFORE = 64_000_000, 16
+# Tokens that may stand before the patches of an image, where nothing says which they are.
+_BEFORE = 16
 NAMES = {"PNG": "image.png", "JPEG": "image.jpg"}
 
 
@@ -69,39 +68,8 @@ class Pictured:
 
 def read_image(image: str | Path | bytes) -> tuple[str, bytes]:
     """The name that an image is saved by, and its bytes: a PNG or JPEG that can be decoded whole."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise missing("saving an image", "plots", error) from error
-    if not isinstance(image, str | Path | bytes):
-        raise InputTypeError(
-            "an image is a file or its bytes",
-            expected="a path, or bytes",
-            got=type(image).__name__,
-            hint='seen.save(folder, image="photo.png")',
-        )
-    content = image if isinstance(image, bytes) else Path(image).read_bytes()
-    try:
-        with Image.open(io.BytesIO(content), formats=tuple(NAMES)) as found:
-            width, height = found.size
-            if width * height <= LARGEST:
-                found.load()
-            kind = found.format
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(
-            "this is not an image that can be saved",
-            expected="a whole PNG or JPEG",
-            got=str(error) or type(error).__name__,
-            hint="convert it first: PIL.Image.open(…).save('photo.png')",
-        ) from error
-    if width * height > LARGEST:
-        raise InputError(
-            "the image is too large",
-            expected=f"at most {LARGEST:,} pixels",
-            got=f"{width} x {height}",
-            hint="the size that the model was given is enough",
-        )
-    return NAMES[str(kind)], content
+    content = content_of(image)
+    return NAMES[str(decoded(content, "saving an image").format)], content
 
 
 def image_size(args: tuple, kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
@@ -122,11 +90,21 @@ def find_grid(model: nn.Module, size: tuple[int, int, int] | None, keys: int | N
     if size is None or keys is None:
         return None
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.in_channels == size[0]:
-            step = module.stride
-            if step != module.kernel_size or min(step) < 2:
+        step = _patch(module, size[0])
+        if step is not None:
+            if min(step) < 2:
                 return None
             rows, columns = size[1] // step[0], size[2] // step[1]
             first = keys - rows * columns
             return Grid(rows, columns, first) if rows * columns and 0 <= first <= _BEFORE else None
+    return None
+
+
+def _patch(module: nn.Module, channels: int) -> tuple[int, int] | None:
+    """Height and width of what a module cuts images into; (1, 1) if it does not cut them without overlap."""
+    if isinstance(module, nn.Conv2d) and module.in_channels == channels:
+        step = module.stride
+        return (int(step[0]), int(step[1])) if step == module.kernel_size else (1, 1)
+    if hasattr(module, "cut") and getattr(module, "channels", None) == channels:  # of `sl.models`
+        return module.patch
     return None
