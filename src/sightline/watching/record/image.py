@@ -81,23 +81,42 @@ def image_size(args: tuple, kwargs: dict[str, Any]) -> tuple[int, int, int] | No
     return None
 
 
-def find_grid(model: nn.Module, size: tuple[int, int, int] | None, keys: int | None) -> Grid | None:
+def find_grid(
+    model: nn.Module, size: tuple[int, int, int] | None, keys: int | None, ids: list[list[int]] | None = None
+) -> tuple[Grid | None, list[int | None] | None]:
     """The patches that a model cuts an image into, if its tokens are these, with few before them; else None.
 
+    A text may hold them too, as so many tokens of one kind: then also where they begin in each text of the batch.
+
     >>> find_grid(nn.Sequential(nn.Conv2d(3, 8, 16, 16)), (3, 224, 160), 141)
-    Grid(rows=14, columns=10, first=1)
+    (Grid(rows=14, columns=10, first=1), None)
     """
-    if size is None or keys is None:
+    step = None if size is None else next((found for m in model.modules() if (found := _patch(m, size[0]))), None)
+    if size is None or step is None or keys is None or min(step) < 2:
+        return None, None
+    rows, columns = size[1] // step[0], size[2] // step[1]
+    starts = _starts(model, rows * columns, ids) if rows * columns else None
+    first = keys - rows * columns
+    if starts is not None and ids is not None and keys == len(ids[0]):  # layers of the text, and none of the image
+        first = next(start for start in starts if start is not None)
+    elif not rows * columns or not 0 <= first <= _BEFORE:
+        return None, None
+    return Grid(rows, columns, first), starts
+
+
+def _starts(model: nn.Module, patches: int, ids: list[list[int]] | None) -> list[int | None] | None:
+    """Where in each text the tokens that stand for the patches of an image begin; None if there are none."""
+    config = getattr(model, "config", None)
+    names = ("image_token_id", "image_token_index")
+    token = next((one for name in names if type(one := getattr(config, name, None)) is int), None)
+    if ids is None or token is None:
         return None
-    for module in model.modules():
-        step = _patch(module, size[0])
-        if step is not None:
-            if min(step) < 2:
-                return None
-            rows, columns = size[1] // step[0], size[2] // step[1]
-            first = keys - rows * columns
-            return Grid(rows, columns, first) if rows * columns and 0 <= first <= _BEFORE else None
-    return None
+    found: list[int | None] = []
+    for row in ids:
+        start = row.index(token) if token in row else 0
+        whole = row.count(token) == patches and set(row[start : start + patches]) == {token}
+        found.append(start if whole else None)
+    return found if any(start is not None for start in found) else None
 
 
 def _patch(module: nn.Module, channels: int) -> tuple[int, int] | None:
