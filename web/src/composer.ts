@@ -184,6 +184,8 @@ export class Composer {
     if (!causal) this.generate.value = "0";
     this.picked.node.hidden = !this.readsImages;
     this.text.hidden = this.gallery.hidden = this.galleryHeading.hidden = this.readsImages;
+    const what = this.readsImages ? "Look at a picture" : "Look at a text";
+    if (this.readsImages || this.edits === null) this.heading.textContent = what;
     this.say();
   }
 

@@ -154,7 +154,8 @@ export class Header {
       ),
     );
     this.runSelect.hidden = this.closeButton.hidden = !this.runs.length;
-    this.editButton.hidden = !open || !this.limits?.models.length || !open.tokens.length;
+    const words = open?.tokens.length && !open.info.image?.alone; // a picture is no text to change
+    this.editButton.hidden = !this.limits?.models.length || !words;
     if (!open) return;
     this.layerSelect.replaceChildren(
       ...open.info.layers.map((layer) =>

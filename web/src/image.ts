@@ -27,7 +27,10 @@ export class ImageView {
   private shown = "";
   private redraw = debounced(30, () => this.draw());
 
-  constructor(private context: Context) {
+  constructor(
+    private context: Context,
+    private heading: HTMLElement,
+  ) {
     this.frame = el(
       "div",
       {
@@ -49,10 +52,14 @@ export class ImageView {
     this.frame.addEventListener("click", (event) => this.pin(this.patch(event), event.shiftKey));
     this.frame.addEventListener("keydown", (event) => this.key(event));
     this.frame.addEventListener("blur", () => this.context.hover.value?.from === "image" && this.point(null));
-    this.picture.addEventListener("load", () => this.draw());
+    this.picture.addEventListener("load", () => {
+      this.picture.classList.toggle("coarse", this.picture.naturalWidth < 128);
+      this.draw();
+    });
     new ResizeObserver(() => this.redraw()).observe(this.frame);
     onChange(context.run, (run) => void this.open(run));
     onChange(context.dark, () => this.redraw());
+    onChange(context.tokens, () => this.context.run.value?.info.image && this.chips(this.context.run.value));
     context.store.on(["layer", "scale", "lo", "hi", "map"], () => this.redraw());
   }
 
@@ -73,7 +80,9 @@ export class ImageView {
 
   private async open(run: OpenRun | null): Promise<void> {
     this.node.hidden = !run?.info.image;
-    this.node.parentElement?.classList.toggle("pictured", Boolean(run?.info.image?.alone));
+    const alone = Boolean(run?.info.image?.alone);
+    this.node.parentElement?.classList.toggle("pictured", alone);
+    this.heading.textContent = alone ? "Picture" : this.node.hidden ? "Text" : "Picture and text";
     if (!run || this.node.hidden) return;
     this.chips(run);
     if (this.shown === run.id) return this.redraw();

@@ -125,6 +125,8 @@ export interface Source {
   file?(address: string, options?: RequestInit): Promise<Response>; // what an address holds; a report has none
 }
 
+const POLL = 200; // milliseconds
+
 export class HttpSource implements Source {
   readonly live = true;
 
@@ -165,6 +167,7 @@ export class HttpSource implements Source {
     await this.ask(`/api/runs/${id}/look?by=${by}`, { method: "POST" });
   }
   events(id: string, told: (order: OrderInfo) => void): () => void {
+    if (this.carried) return this.poll(id, told); // messages carry whole answers, no stream
     const stream = new EventSource(`/api/runs/${id}/events`);
     stream.onmessage = (event) => {
       const order = JSON.parse(event.data) as OrderInfo;
@@ -172,6 +175,35 @@ export class HttpSource implements Source {
       told(order);
     };
     return () => stream.close();
+  }
+  // The same by asking again and again.
+  private poll(id: string, told: (order: OrderInfo) => void): () => void {
+    let [over, before] = [false, ""];
+    const tell = (order: OrderInfo) => {
+      const now = JSON.stringify(order);
+      if (!over && now !== before) told(order);
+      before = now;
+    };
+    const ask = async () => {
+      const order = (await this.runs()).orders.find((one) => one.id === id);
+      if (order) return tell(order);
+      const found = await this.run(id);
+      const { title, model } = found;
+      const done = { id, title, model: model ?? "", stage: "done", done: 1, total: 1, position: 0, problem: null };
+      tell(isRun(found) ? { ...done, state: "done" } : found);
+      over = true;
+    };
+    const again = () => {
+      if (!over)
+        ask().then(
+          () => window.setTimeout(again, POLL),
+          () => window.setTimeout(again, 10 * POLL),
+        );
+    };
+    again();
+    return () => {
+      over = true;
+    };
   }
   tokens(run: string, rev: number, from: number, to: number, memory: boolean): Promise<TokenPage> {
     return this.json(`/api/runs/${run}/tokens?from=${from}&to=${to}&of=${memory ? "memory" : "text"}&rev=${rev}`);

@@ -54,11 +54,12 @@ export class TextView {
     const against = (token: number) => this.shading.against(token);
     this.body = new TextBody(context, strength, (token) => this.find.has(token), against);
     this.ruler = new Ruler(this.body.scroller, strength);
-    this.image = new ImageView(context);
+    const heading = el("h2", {}, "Text");
+    this.image = new ImageView(context, heading);
     this.node = el(
       "section",
       { class: "text", attrs: { "aria-label": "Text", id: "text" } },
-      el("div", { class: "text-head" }, el("h2", {}, "Text"), this.findButton()),
+      el("div", { class: "text-head" }, heading, this.findButton()),
       this.tabs,
       this.about,
       this.find.node,

@@ -24,7 +24,7 @@ def about(run: Run) -> dict[str, Any] | None:
     """Where the patches stand: rows, columns, where they begin among the tokens, and in the memory; None without any."""
     grid: Any = getattr(run.account, "grid", None)
     first, memory = (getattr(run.account, name, None) for name in ("first", "memory_first"))
-    if grid is None or _file(run) is None or (first is None and memory is None):
+    if grid is None or (_file(run) is None and run.picture is None) or (first is None and memory is None):
         return None
     for start, tokens in ((first, run.tokens), (memory, run.memory)):
         if start is not None and start + grid.rows * grid.columns > len(tokens or ()):
@@ -41,13 +41,22 @@ def _file(run: Run) -> Path | None:
 def read(run: Run) -> tuple[bytes, str]:
     """The bytes of the picture, and their kind."""
     path = _file(run)
-    if path is None or about(run) is None:
+    if about(run) is None:
         raise InputError("this run has no picture", expected="a run saved with its image", got="none", hint="the map")
+    content = run.picture if run.picture is not None or path is None else _read(path)
+    assert content is not None
+    for start, kind in KINDS.items():
+        if content.startswith(start):
+            return content, kind
+    raise InputError("the picture of this run is neither PNG nor JPEG", expected="PNG or JPEG", got="other", hint="PNG")
+
+
+def _read(path: Path) -> bytes:
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
             raise InputError("the picture of this run is no file that can be shown")
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise InputError(
             "the picture of this run cannot be read",
@@ -55,10 +64,6 @@ def read(run: Run) -> tuple[bytes, str]:
             got=error.strerror or "no file",
             hint="save the run again, with its picture",
         ) from error
-    for start, kind in KINDS.items():
-        if content.startswith(start):
-            return content, kind
-    raise InputError("the picture of this run is neither PNG nor JPEG", expected="PNG or JPEG", got="other", hint="PNG")
 
 
 def embedded(run: Run) -> str | None:

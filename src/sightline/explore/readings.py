@@ -89,6 +89,8 @@ def _has(sight: Any, of: str) -> bool:
 
 def why_not(run: Run, models: Any) -> str | None:
     """Why the server cannot read a run once more; None if it can."""
+    if (models is None or run.model not in models) and run.origin == "notebook":
+        return "its model is not at hand: explorer(seen, model=model), or sl.watch(model, influence=True, keep_qk=True)"
     if models is None or run.model not in models:
         return "its model is not at hand: sl.watch(model, influence=True, keep_qk=True), seen.backward(y), seen.save(…)"
     ids = getattr(run.account, "ids", None) or []

@@ -71,6 +71,7 @@ class Run:
     spans: Sequence[Sequence[int]] | None = None  # where in the text each token stands
     cleanup: Callable[[], None] | None = None
     folder: Path | None = None  # of a saved run
+    picture: bytes | None = None  # that a vision model was given, where it lies in no folder
     named: str | None = None  # what it is called, where its text does not say it
     marks: list[dict[str, Any]] = field(default_factory=list)  # bookmarks, where there is no folder
     of: str = "weights"  # what its cells are
@@ -86,6 +87,8 @@ class Run:
         numbers = _numbers(self.account)
         self.layers = [_layer(i, numbers[i], name, self.account) for i, name in enumerate(self.account.layers)]
         self.labels = labels.read(self.tokens)
+        for i in self._patches:
+            self.labels.kinds[i] = 0  # names of places, whatever the words around them are glued by
         if self.text is not None and self.spans is not None:
             self.labels = labels.placed(self.labels, self.text, self.spans)
         self.memory_labels = None if self.memory is None else labels.read(self.memory)
@@ -99,6 +102,14 @@ class Run:
     def unseen(self) -> dict[str, str]:
         """What attended without being caught: modules and reasons."""
         return getattr(self.account, "unseen", {})
+
+    @property
+    def _patches(self) -> range:
+        """The tokens that are patches of a picture."""
+        grid, first = getattr(self.account, "grid", None), getattr(self.account, "first", None)
+        if grid is None or first is None:
+            return range(0)
+        return range(first, min(first + grid.rows * grid.columns, len(self.tokens)))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -157,7 +168,7 @@ class Run:
     @property
     def whole_text(self) -> str:
         """The text as it was given, or as its tokens have it."""
-        return self.text if self.text is not None else _joined(self.labels, len(self.labels.texts))
+        return self.text if self.text is not None else _joined(self.labels, len(self.labels.texts), self._patches)
 
     def close(self) -> None:
         """Remove what the run has on disk, if that was made for it alone."""
@@ -166,7 +177,7 @@ class Run:
 
     def about(self) -> dict[str, Any]:
         """The run as JSON."""
-        text = self.text if self.text is not None else _joined(self.labels)
+        text = self.text if self.text is not None else _joined(self.labels, skip=self._patches)
         return {
             "id": self.id,
             "model": self.model,
@@ -275,9 +286,9 @@ def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mappi
     return digest.hexdigest()[:16]
 
 
-def _joined(tokens: Labels, most: int = 4000) -> str:
+def _joined(tokens: Labels, most: int = 4000, skip: range = range(0)) -> str:
     parts: list[str] = []
-    for text, kind in zip(tokens.texts[:most], tokens.kinds[:most], strict=True):
-        if not kind & labels.SPECIAL:
+    for i, (text, kind) in enumerate(zip(tokens.texts[:most], tokens.kinds[:most], strict=True)):
+        if not kind & labels.SPECIAL and i not in skip:
             parts.append(text if kind & labels.GLUED or not parts else f" {text}")
     return "".join(parts).strip()
