@@ -21,7 +21,9 @@ def picture(size: int = 256) -> Image.Image:
     draw, unit = ImageDraw.Draw(image), size / 8
     draw.rectangle((0, 5 * unit, size, size), fill=(70, 150, 60))
     draw.ellipse((1 * unit, 4 * unit, 3 * unit, 6 * unit), fill=(205, 40, 40))
-    draw.polygon([(6 * unit, 1 * unit), (7 * unit, 2 * unit), (6 * unit, 3 * unit), (5 * unit, 2 * unit)], fill=(205, 40, 40))
+    draw.polygon(
+        [(6 * unit, 1 * unit), (7 * unit, 2 * unit), (6 * unit, 3 * unit), (5 * unit, 2 * unit)], fill=(205, 40, 40)
+    )
     draw.ellipse((0.5 * unit, 0.5 * unit, 1.5 * unit, 1.5 * unit), fill=(250, 215, 60))
     return image
 
@@ -55,7 +57,11 @@ def vit() -> Any:
             places[1 + i, PLACE[0] : PLACE[0] + 8] = features
             places[1 + i, PLACE[0] + 8 : PLACE[0] + 16] = -features
         for layer in model.layers if hasattr(model, "layers") else model.encoder.layer:
-            parts = {name.rsplit(".", 2)[-2]: weight for name, weight in layer.attention.named_parameters() if "weight" in name}
+            parts = {
+                name.rsplit(".", 2)[-2]: weight
+                for name, weight in layer.attention.named_parameters()
+                if "weight" in name
+            }
             query, key = (next(w for n, w in parts.items() if n.startswith(kind)) for kind in ("q", "k"))
             for channel in range(3):
                 query[channel, channel], key[channel, channel] = 4.0, 1.5

@@ -21,7 +21,7 @@ KINDS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
 def about(run: Run) -> dict[str, Any] | None:
-    """Where the patches stand: rows, columns, where they begin among the tokens, and in the memory; None without any."""
+    """Where the patches stand: rows, columns, where they begin among tokens and memory; None without a picture."""
     grid: Any = getattr(run.account, "grid", None)
     first, memory = (getattr(run.account, name, None) for name in ("first", "memory_first"))
     if grid is None or (_file(run) is None and run.picture is None) or (first is None and memory is None):

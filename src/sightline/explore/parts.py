@@ -11,7 +11,6 @@ from typing import Any
 
 from sightline.watching import Seen
 
-
 # Tokens of a vision model that are no patch: one for the whole picture, and places to keep something.
 OTHERS = ("image", "register")
 

@@ -170,7 +170,9 @@ def find(run: Run, key: str, of: str) -> Run | None:
     kept = run.readings.get((key, of))
     if kept is not None:
         return kept
-    if key == OWN and of in own(run):
+    if key == OWN:
+        if of not in own(run):
+            return None
         account: Any = run.account
     elif (other := next((one for (name, _), one in run.readings.items() if name == key), None)) is not None:
         account = other.account

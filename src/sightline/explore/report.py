@@ -2,9 +2,9 @@
 
 It holds every head's thumbnail and portrait, the tokens, and the maps of heads: of a short text all of them with their
 exact weights; of a longer one those of the most interesting heads, in at most 512 bins a side, as bytes on a
-logarithmic scale that are right to 3.3 %, with the exact weights of the eight strongest keys of every query. Readings of
-a short text that were made are in it too, cell by cell; so are the picture of a vision model, bookmarks, and what was
-written. What it lacks (steps, rollout, exact cells of long maps) it says.
+logarithmic scale that are right to 3.3 %, with the exact weights of the eight strongest keys of every query. Readings
+of a short text that were made are in it too, cell by cell; so are the picture of a vision model, bookmarks, and what
+was written. What it lacks (steps, rollout, exact cells of long maps) it says.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ class NewRun(BaseModel):
     layers: str | None = Field(None, max_length=200, description="which layers to watch, e.g. 0-3,5; all if left out")
     generate: int = Field(0, ge=0, le=512, description="tokens to generate after the text (causal models)")
     edits: list[str] = Field([], max_length=32, description="edits of its attention, e.g. ablate:23.3, cut:23.3:q13:k9")
-    image: str = Field("", max_length=4 * image_runs.BYTES // 3 + 4, description="a PNG or JPEG in base64: then `text` names it")
+    image: str = Field(
+        "", max_length=4 * image_runs.BYTES // 3 + 4, description="a PNG or JPEG in base64: then `text` names it"
+    )
     begun: list[int] = Field([], max_length=512, description="ids of the first of them, e.g. up to an alternative")
 
 

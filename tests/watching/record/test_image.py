@@ -76,7 +76,9 @@ def test_other_things_and_a_missing_package_are_said(tmp_path, monkeypatch):
         seen.save(tmp_path / "run", image=content)
 
 
-@pytest.mark.parametrize("wrong", [{"image": "../x.png"}, {"image": 3}, {"grid": [1, 2]}, {"grid": [1, 2, -3]}, {"patches": ["x"]}])
+@pytest.mark.parametrize(
+    "wrong", [{"image": "../x.png"}, {"image": 3}, {"grid": [1, 2]}, {"grid": [1, 2, -3]}, {"patches": ["x"]}]
+)
 def test_folders_that_say_something_else_are_refused(wrong, tmp_path):
     folder = seen_image().save(tmp_path / "run", image=drawn())
     content = json.loads((folder / "index.json").read_text())
