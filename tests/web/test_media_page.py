@@ -314,7 +314,7 @@ def test_a_report_holds_what_was_kept(
     path.write_bytes(report(reported))
     visit = Visit(browser, path.as_uri(), viewport={"width": width, "height": 900}, color_scheme=theme)
     page = visit.page
-    page.goto(f"{path.as_uri()}#v=2&L=1&H=2&q=11&k=4&edits=cut:1.2:q11:k4")
+    page.goto(f"{path.as_uri()}#v=2&run={reported.id}&L=1&H=2&q=11&k=4&edits=cut:1.2:q11:k4")
     page.wait_for_selector(".app:not(.empty) .report-note")
     note = page.locator(".report-note").inner_text()
     for part in ("exact weights", "what was carried", "what mattered", "bookmarks", "Edited: without layer 0 head 1"):
@@ -356,11 +356,12 @@ def test_a_report_holds_the_picture(browser: Browser, looked: Seen, tmp_path: Pa
     path.write_bytes(report(run))
     visit = Visit(browser, path.as_uri())
     page = visit.page
-    page.goto(f"{path.as_uri()}#v=2&L=0&H=0&q={BALL}&scale=linear&lo=0&hi=1")
+    page.goto(f"{path.as_uri()}#v=2&run={run.id}&L=0&H=0&q={BALL}&scale=linear&lo=0&hi=1")
     page.wait_for_selector(".report-note >> text=the picture")
     page.wait_for_selector(".image-about >> text=strongest")
     page.wait_for_timeout(300)
     agree(patches(page.locator(".image-frame")), looked[0].tile(slice(BALL, BALL + 1), slice(None))[0, 0, 0])
-    assert page.locator(".readings").is_hidden()
+    assert page.locator(".readings button", has_text="carried").is_visible()  # sizes were kept, gradients were not
+    assert page.locator(".readings button", has_text="mattered").is_hidden()
     visit.accessible("a report of a picture")
     visit.close()
