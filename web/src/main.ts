@@ -28,6 +28,7 @@ import type { Tokens } from "./tokens";
 import { Tour } from "./tour";
 import { Wall } from "./wall";
 import { WhyBar } from "./whybar";
+import { type Reading, WHY } from "./whystate";
 import { WrittenView } from "./written";
 
 class App {
@@ -150,6 +151,9 @@ class App {
     if (state.run && known) await this.context.open(state.run, bare(state), state);
     else if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
     else this.header.invite();
+    const { kept, readings } = this.context.source;
+    const shown = readings?.find((info) => info.id === kept?.call(this.context.source).shown);
+    if (shown && !state.of) this.context.store.replace({ of: shown.of as Reading, target: shown.aim ?? WHY.target });
   }
 
   private follow(): void {
@@ -194,7 +198,7 @@ class App {
     if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
       try {
         const row = await run.row(layer, head, queries);
-        const held = queries.map((query) => context.source.held?.(layer, head, query, key));
+        const held = queries.map((query) => context.source.held?.(layer, head, query, key, run.asked));
         if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
         weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
       } catch {

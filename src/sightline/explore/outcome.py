@@ -11,6 +11,7 @@ from sightline.editing import edit
 from sightline.errors import InputError, TooLargeError
 from sightline.explore.aims import Aim, aimed, logits_after, place, told
 from sightline.explore.changes import edits_of, read
+from sightline.explore.programs import kept_program
 from sightline.explore.run import Run
 from sightline.explore.writing import likeliest
 from sightline.models.checkpoints.builtin import BUILTINS
@@ -87,6 +88,9 @@ def python(run: Run, layer: int, head: int, query: int | None, key: int | None, 
     """
     about = run.layer(layer)
     run.view(layer, head)
+    known = kept_program(run, about, head, query, key)
+    if known is not None:
+        return known
     of, edits = run.of, run.meta.get("edits") or []
     name = run.model if run.model in BUILTINS else f"folder/of/{run.model}"
     text = run.text or ""

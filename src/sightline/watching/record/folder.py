@@ -64,6 +64,16 @@ def save(seen: Seen, folder: Path, keep_qk: bool, image: str | Path | bytes | No
     return folder
 
 
+def add_image(folder: Path, image: bytes) -> None:
+    """Put an image beside a run that was saved already."""
+    name, content = read_image(image)
+    write_whole(folder / name, lambda path: path.write_bytes(content), durable=False)
+    index = read_index(folder)
+    index["meta"] = {**index["meta"], "image": name}
+    text = json.dumps(index).encode()
+    write_whole(folder / INDEX, lambda path: path.write_bytes(text), durable=False)
+
+
 class Writer:
     """Writes a run into a folder, layer by layer, as it comes."""
 

@@ -158,10 +158,13 @@ class Following:
 
     def _note_grid(self) -> None:
         """The block is left: the patches of an image that the model was given, if its tokens are these."""
-        layer = next((layer for layer in self._followed() if layer.kind == "self"), None)
-        grid = find_grid(self.model, self.reader.image, None if layer is None else layer.keys)
+        layers = sorted(self._followed(), key=lambda layer: layer.kind != "self")
+        ids = None if self.reader.ids is None else self.reader.ids.tolist()
+        grid, starts = find_grid(self.model, self.reader.image, layers[0].keys if layers else None, ids)
         if grid is not None:
             self.seen.meta["grid"] = list(grid)
+            if starts is not None:
+                self.seen.meta["patches"] = starts
 
     def module_of(self, name: str) -> nn.Module | None:
         """The module of this path."""

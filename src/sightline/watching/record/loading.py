@@ -132,6 +132,9 @@ def _meta(said: Any) -> dict[str, Any]:
     if said.get("grid") is not None:
         for number in items("meta.grid", said["grid"], 3):
             whole("meta.grid", number)
+    for start in items("meta.patches", said.get("patches") or []):
+        if start is not None:
+            whole("meta.patches", start)
     if said.get("image") is not None and said["image"] not in NAMES.values():
         raise ValueError(f"meta.image: {short(said['image'])}")
     return said
