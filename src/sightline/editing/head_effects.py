@@ -87,8 +87,9 @@ def effects(
             `keep_output=True`: every head gets what it gave in that run (a patching sweep).
 
     The heads of a layer run as one batch, and blocks below it are not computed again where that gives the same. The
-    model runs twice unedited first; two runs that differ are refused. If it is interrupted by Ctrl-C, the
-    KeyboardInterrupt has what was done so far as its `effects`; nothing else is left behind.
+    model runs twice unedited first; two runs that differ are refused. Inside an `sl.edit` block every run has its
+    edits. If it is interrupted by Ctrl-C, the KeyboardInterrupt has what was done so far as its `effects`; nothing else
+    is left behind.
 
     >>> import sightline as sl
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()

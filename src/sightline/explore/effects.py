@@ -5,7 +5,6 @@ It takes as long as many runs: how far it is is told after every layer of every 
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +18,7 @@ from sightline.editing import edit
 from sightline.editing.head_effects import sweep
 from sightline.errors import InputError
 from sightline.explore.aims import Aim, aimed, logits_after, place
-from sightline.explore.changes import edits_of
+from sightline.explore.changes import edits_of, read
 from sightline.explore.readings import ReadingRequest, needed
 from sightline.explore.run import Run
 from sightline.nn import MultiHeadAttention
@@ -79,8 +78,8 @@ def compute(request: EffectsRequest, model: Any, tokenizer: Any, report: Report)
     memory.require("a backward pass through this text", needed(model, at + 1), model.device, "a shorter text")
     changes = edits_of(run.meta.get("edits") or ())
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    whole = sum(layer.heads for layer in run.layers) == sum(module.heads for module in layers)
-    heads = None if whole else [(layer.name, number) for layer in run.layers for number in layer.numbers]
+    rest = left(run)
+    heads = None if len(rest) == sum(module.heads for module in layers) else rest
     told = {"stage": "reading the text", "done": 0, "total": 0}
 
     def tell(done: int, total: int) -> None:
@@ -95,20 +94,32 @@ def compute(request: EffectsRequest, model: Any, tokenizer: Any, report: Report)
             inputs = {"ids": torch.tensor([ids[: at + 1]], device=model.device), "last": 1}
             found = sweep(model, inputs, logit(target.token, than=target.than), heads=heads, told=tell)
     rows = {name: i for i, name in enumerate(found.layers)}
-    places = [(rows.get(layer.name), layer.numbers) for layer in run.layers]
+
+    def numbers(table: torch.Tensor) -> list[list[float]]:
+        """By the layers and heads of the run; a head that is out already does nothing."""
+        return [
+            [float(table[rows[layer.name], head].nan_to_num(0.0)) for head in layer.numbers] for layer in run.layers
+        ]
+
     table = {
         **vars(aim),
         "ids": [target.token, target.than, target.after],
         "value": float(found.baseline[0]),
-        "exact": [[_number(found.exact[0], row, head) for head in numbers] for row, numbers in places],
-        "influence": [[_number(found.influence[0], row, head) for head in numbers] for row, numbers in places],
+        "exact": numbers(found.exact[0]),
+        "influence": numbers(found.influence[0]),
     }
     return HeadEffects(run, request.key, table)
 
 
-def _number(table: torch.Tensor, row: int | None, head: int) -> float | None:
-    found = math.nan if row is None else float(table[row, head])
-    return found if math.isfinite(found) else None
+def left(run: Run) -> list[tuple[int, int]]:
+    """The heads of a run, by the model's own numbers, that its edits have not taken out."""
+    out = [change for change in map(read, run.meta.get("edits") or ()) if change.kind == "ablate"]
+    return [
+        (layer.number, head)
+        for layer in run.layers
+        for head in layer.numbers
+        if not any(one.layer in (None, layer.number) and one.head in (None, head) for one in out)
+    ]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from sightline.editing import edit
 from sightline.errors import InputError, TooLargeError
 from sightline.explore.aims import Aim, aimed, logits_after, place, told
 from sightline.explore.changes import edits_of, read
+from sightline.explore.effects import left
 from sightline.explore.run import Run
 from sightline.explore.writing import likeliest
 from sightline.models.checkpoints.builtin import BUILTINS
@@ -136,10 +137,22 @@ def python(run: Run, screen: Screen) -> str:
     lines.append("print(cells)")
     if screen.effects and target is not None:
         given = f'{{"ids": ids[:, : {target[2] + 1}], "last": 1}}, sl.targets.logit({_tokens(target)})'
-        done = f"effects = sl.effects(model, {given})"
+        done = f"effects = sl.effects(model, {given}{_heads(run)})"
         lines += ["with sl.edit(model) as edits:", *changes, f"    {done}"] if edits else [done]
         lines.append("print(effects)")
     return "\n".join(lines) + "\n"
+
+
+def _heads(run: Run) -> str:
+    """Which heads are taken out: those that the edits have left, and the run has."""
+    rest = left(run)
+    layers, heads = (sorted({pair[i] for pair in rest}) for i in (0, 1))
+    every = [(layer, head) for layer in layers for head in heads]
+    gone = sorted(set(every) - set(rest))
+    if not gone and layers == list(range(len(layers))):
+        return ""
+    without = f" if (layer, head) not in {gone}" if gone else ""
+    return f", heads=[(layer, head) for layer in {layers} for head in {heads}{without}]"
 
 
 def _tokens(target: tuple[int, int | None, int]) -> str:

@@ -49,7 +49,6 @@ class Effects(TypedDict):
     """What every head did for a token: the target `value` less what it is without that head, by layers and heads.
 
     `influence` is the first-order figure of the same. `ids` are those of the token and of the other one, and the place.
-    None: the model did not run that head.
     """
 
     token: str
@@ -57,8 +56,8 @@ class Effects(TypedDict):
     after: int | None
     ids: tuple[int, int | None, int]
     value: float
-    exact: list[list[float | None]]
-    influence: list[list[float | None]]
+    exact: list[list[float]]
+    influence: list[list[float]]
 
 
 @whole
