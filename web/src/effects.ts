@@ -23,7 +23,7 @@ export class EffectsView {
   private first: HeadGrid;
   private grids: HTMLElement;
   private visible = false;
-  private shown = ""; // what the table is of
+  private wanted = ""; // what the table is of, or will be
   private table: Table | null = null;
   private asking = 0;
   private stop: (() => void) | null = null;
@@ -57,9 +57,10 @@ export class EffectsView {
     const run = this.context.run.value;
     const { effects, target } = this.context.state;
     if (!this.visible || !run || this.context.state.run !== run.id) return;
-    const now = JSON.stringify([run.id, target]);
-    if (now === this.shown && this.table) return this.draw();
+    const now = JSON.stringify([run.id, target, effects]);
+    if (now === this.wanted) return this.draw();
     this.leave();
+    this.wanted = now;
     this.table = null;
     this.draw();
     const why = this.whyNot(run);
@@ -79,12 +80,12 @@ export class EffectsView {
       const table = await asked<Table>(source, `${path}?${given}`);
       if (asking !== this.asking) return;
       this.table = table;
-      this.shown = now;
       this.exact.at(this.context.state.layer, this.context.state.head);
       this.first.at(this.context.state.layer, this.context.state.head);
       this.draw();
     } catch (error) {
       if (asking !== this.asking) return;
+      this.wanted = "";
       this.say(sentence(error));
       this.order.replaceChildren(retryButton(() => void this.load()));
     }
