@@ -164,7 +164,9 @@ export class EffectsView {
     if (!there) return this.best.replaceChildren();
     const { layer, head, target } = this.context.state;
     this.order.replaceChildren();
-    this.say(`What each head did ${aimWords(target)}, ${table.value.toFixed(2)} with all of them:`);
+    this.say(
+      `What each head did ${aimWords(target)}, ${table.value.toFixed(2)} with all of them. Orange raised it, blue lowered it.`,
+    );
     const all = table.exact.flatMap((heads, l) => heads.map((value, h) => ({ l, h, value })));
     all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
     this.best.replaceChildren(
@@ -194,6 +196,7 @@ export class EffectsView {
           most: l === all[0].l && h === all[0].h,
         })),
       );
+    this.grids.style.setProperty("--heads", String(Math.max(...table.exact.map((heads) => heads.length))));
     this.exact.draw(run, cells(table.exact), [layer, head]);
     this.first.draw(run, cells(table.influence), [layer, head]);
   }
