@@ -28,6 +28,24 @@ export interface components {
             reading?: number | null;
             others: components["schemas"]["RowValue"][];
         };
+        /**
+         * @description What every head did for a token: the target `value` less what it is without that head, by layers and heads.
+         *
+         *     `influence` is the first-order figure of the same. `ids` are those of the token and of the other one, and the place.
+         */
+        Effects: {
+            token: string;
+            than: string;
+            after: number | null;
+            ids: [
+                number,
+                number | null,
+                number
+            ];
+            value: number;
+            exact: number[][];
+            influence: number[][];
+        };
         /** @description One cell in every layer and head; null where it is hidden. */
         Grid: {
             query: number;

@@ -87,14 +87,35 @@ def effects(
             `keep_output=True`: every head gets what it gave in that run (a patching sweep).
 
     The heads of a layer run as one batch, and blocks below it are not computed again where that gives the same. The
-    model runs twice unedited first; two runs that differ are refused. If it is interrupted by Ctrl-C, the
-    KeyboardInterrupt has what was done so far as its `effects`; nothing else is left behind.
+    model runs twice unedited first; two runs that differ are refused. Inside an `sl.edit` block every run has its
+    edits. If it is interrupted by Ctrl-C, the KeyboardInterrupt has what was done so far as its `effects`; nothing else
+    is left behind.
 
     >>> import sightline as sl
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
     >>> found = effects(model, torch.randn(1, 5, 16), lambda out: out[:, -1].sum(-1) * 0 + out[:, -1, 0])
     >>> found.exact.shape, found.layers[0], len(found.top(3))
     (torch.Size([1, 2, 2]), 'layers.0.self_attn', 3)
+    """
+    return sweep(model, inputs, target, heads=heads, by=by)
+
+
+def sweep(
+    model: nn.Module,
+    inputs: Any,
+    target: Callable[[Any], Tensor],
+    *,
+    heads: Any = None,
+    by: Any = "zero",
+    told: Callable[[int, int], None] | None = None,
+) -> Effects:
+    """`effects`, which tells `told` how many heads are done, and of how many; what that raises ends it.
+
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    >>> steps = []
+    >>> _ = sweep(model, torch.randn(1, 5, 16), lambda out: out[:, 0, 0], told=lambda *step: steps.append(step))
+    >>> steps
+    [(0, 4), (2, 4), (4, 4)]
     """
     work = _Work(model, inputs, target)
     work.run_unedited()
@@ -103,11 +124,16 @@ def effects(
     exact = torch.full(shape, torch.nan, dtype=torch.float64)
     found = Effects(work.layers, work.baseline, exact, torch.full_like(exact, torch.nan))
     work.first_order(found.influence, wanted, by)
+    done, total = 0, sum(map(len, wanted))
+    tell = told or (lambda *_: None)
+    tell(0, total)
     try:
-        with progress("effects", len(wanted)) as step:
+        with progress("effects", len(wanted) if told is None else 0) as step:
             for layer, numbers in enumerate(wanted):
                 for some in work.batches(numbers):
                     exact[..., layer, some] = work.changed(layer, some, by)
+                    done += len(some)
+                    tell(done, total)
                 step()
     except KeyboardInterrupt as interrupt:
         interrupt.effects = found  # type: ignore[attr-defined]

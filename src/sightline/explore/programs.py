@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sightline.explore.changes import read
 from sightline.explore.run import Layer, Run
 
 
-def kept_program(run: Run, layer: Layer, head: int, query: int | None, key: int | None) -> str | None:
+def kept_program(run: Run, layer: Layer, head: int, queries: Sequence[int], key: int | None) -> str | None:
     """The lines that read the same cells from the run itself, or run a picture again; None for a text."""
     picture = getattr(run.account, "grid", None) is not None and run.model is not None and bool(run.text)
     if run.text and not picture and run.origin != "notebook":
         return None
-    rows = "slice(None)" if query is None else f"slice({query}, {query + 1})"
+    rows = "slice(None)" if not queries else f"slice({queries[0]}, {queries[0] + 1})"
     columns = "slice(None)" if key is None else f"slice({key}, {key + 1})"
     of = "" if run.of == "weights" else f", of={run.of!r}"
     place = head  # among those that were kept
@@ -35,7 +37,11 @@ def kept_program(run: Run, layer: Layer, head: int, query: int | None, key: int 
         ]
     else:
         return None
-    lines.append(f"cells = seen[{layer.name!r}].tile({rows}, {columns}{of})[{run.batch}, {place}]")
+    if len(queries) > 1:
+        added = f"seen[{layer.name!r}].tile(query, {columns}{of})[{run.batch}, {place}]"
+        lines.append(f"cells = sum({added} for query in {list(queries)})")
+    else:
+        lines.append(f"cells = seen[{layer.name!r}].tile({rows}, {columns}{of})[{run.batch}, {place}]")
     return "\n".join([*lines, "print(cells)"]) + "\n"
 
 

@@ -77,6 +77,7 @@ class Run:
     of: str = "weights"  # what its cells are
     base: Run | None = None  # of a reading: the run that is read
     readings: dict[tuple[str, str], Run] = field(default_factory=dict)  # by what for, and of what
+    effects: dict[str, dict[str, Any]] = field(default_factory=dict)  # of all heads, by what for
     layers: list[Layer] = field(init=False)
     labels: Labels = field(init=False)
     memory_labels: Labels | None = field(init=False)

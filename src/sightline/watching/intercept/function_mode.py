@@ -99,7 +99,8 @@ class Audience:
 
     def edit(self, attended: Attended) -> Edited:
         """The call as all edits together have it."""
-        editor, name = self.editing[0]
+        # One that only listens does so behind all changes.
+        editor, name = next((one for one in self.editing if getattr(one[0], "listens", False)), self.editing[0])
         self.edited = True
         edited: Edited = editor.edit(name, attended, [one for one, _ in self.editing])
         return edited
