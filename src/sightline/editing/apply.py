@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.editing import sources
+from sightline.editing import pieces, sources
 from sightline.editing.edits import Edit
 from sightline.editing.maps import Block
 from sightline.editing.plan import INPUT, MAP, Act
 from sightline.editing.shown import shown
 from sightline.editing.where import Where
 from sightline.errors import InputError
+from sightline.lens.rows import rows_only
 from sightline.watching.intercept.looked import Edited
 from sightline.watching.record.shares import real_keys
 
@@ -33,10 +34,19 @@ def apply(acts: list[Act], attended: Attended, place: Place, means: Means, real:
     edited = Edited(out, weights)
     if inputs:
         block = Block(call, inputs, place)
-        out = block.put(out, block.output(), block.touched(inputs))
         changed = [act for act in inputs if act.step in MAP]
+        row = None
         if attended.watched:
-            edited = shown(attended, block, changed, edited)
+            row = rows_only(call) if attended.row is None else attended.row
+        in_pieces = pieces.cut(block, out, row)
+        if in_pieces is None:
+            out = block.put(out, block.output(), block.touched(inputs))
+        else:
+            out = in_pieces[0]
+        if attended.watched:
+            edited = shown(
+                attended._replace(row=row), block, changed, edited, None if in_pieces is None else in_pieces[1]
+            )
         if changed and weights is not None:
             edited = edited._replace(weights=_weights(weights, block, changed))
     for act in sorted((act for act in acts if act.step not in INPUT), key=lambda act: _LATE.index(act.edit.kind)):

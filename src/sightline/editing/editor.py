@@ -26,6 +26,7 @@ from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.looked import Attended, Edited
 from sightline.watching.intercept.mask_tables import Tables
+from sightline.watching.tokens import find_ids, is_one
 
 if TYPE_CHECKING:
     from sightline.watching.intercept.looked import Looked
@@ -57,6 +58,7 @@ class Editor:
         self.acted: set[int] = set()  # edits that touched something
         self.recomputing = self.recomputed = 0  # calls inside a checkpoint, and those that ran again
         self.depth = self.thread = 0
+        self.one = False  # whether this pass was given one position
         self.stack = ExitStack()
         self.used = False
 
@@ -142,12 +144,13 @@ class Editor:
                 stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
-    def enters(self, *_: object) -> None:
+    def enters(self, _: nn.Module, args: tuple, kwargs: dict) -> None:
         if threading.get_ident() != self.thread or torch._C._current_graph_task_id() != -1:
             return
         self.depth += 1
         if self.depth == 1:
             self.counts, self.at, self.real = {}, None, None
+            self.one = is_one(args, kwargs, find_ids(args, kwargs))
 
     def leaves(self, *_: object) -> None:
         if threading.get_ident() == self.thread and torch._C._current_graph_task_id() == -1:
@@ -273,6 +276,10 @@ class Editor:
 
     def goes_on(self, *_: object) -> bool:
         return False
+
+    def is_step(self, name: str, keys: int) -> bool:
+        """Whether one query may be a step of a generation; one that asks all of the others is none."""
+        return self.one or self.reached.get(f"{name}#{self.counts.get(name, 0) + 1}") == keys - 1
 
     def note(self, name: str, first_query: int, end_key: int) -> None:
         """A call that is not edited: its queries stand where those of the others do."""
