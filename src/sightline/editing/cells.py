@@ -14,7 +14,6 @@ from sightline.masks import EMPTY, FULL, MIXED, Mask
 from sightline.portable import some_heads
 
 if TYPE_CHECKING:
-    from sightline.editing.place import Place
     from sightline.editing.plan import Act
 
 
@@ -43,8 +42,9 @@ class Uncut(Mask):
         self.members, self.heads, self.rows, self.columns, self.rule, self.at = members, heads, rows, columns, rule, at
 
     @staticmethod
-    def of(act: Act, place: Place, device: torch.device) -> Uncut:
+    def of(act: Act, device: torch.device) -> Uncut:
         """What an act of the kind cut leaves of its call."""
+        place = act.place
         end = place.first_key + place.keys
         queries = place.first_query + place.queries if place.cross else end
         rule = act.edit.options.get("mask")

@@ -17,7 +17,7 @@ from sightline import caches
 from sightline.editing.apply import apply, real_queries
 from sightline.editing.edits import Edit, Edits
 from sightline.editing.place import Place
-from sightline.editing.plan import acts_in
+from sightline.editing.plan import acts_in, check_apart
 from sightline.errors import InputError, explain
 from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
@@ -59,6 +59,7 @@ class Editor:
         self.recomputing = self.recomputed = 0  # calls inside a checkpoint, and those that ran again
         self.depth = self.thread = 0
         self.one = False  # whether this pass was given one position
+        self.batch: int | None = None  # and how many members, where that is sure
         self.stack = ExitStack()
         self.used = False
 
@@ -150,7 +151,8 @@ class Editor:
         self.depth += 1
         if self.depth == 1:
             self.counts, self.at, self.real = {}, None, None
-            self.one = is_one(args, kwargs, find_ids(args, kwargs))
+            ids = find_ids(args, kwargs)
+            self.one, self.batch = is_one(args, kwargs, ids), _members(args, kwargs, ids)
 
     def leaves(self, *_: object) -> None:
         if threading.get_ident() == self.thread and torch._C._current_graph_task_id() == -1:
@@ -190,14 +192,15 @@ class Editor:
         if name not in self.list.uncompiled:
             self.list.uncompiled.append(name)
 
-    def edit(self, name: str, attended: Attended, editors: list[Editor]) -> Edited:
-        """A call as the edits of all blocks have it."""
-        place = self._place(name, attended)
-        call = attended.call
-        edits = [edit for editor in editors for edit in editor.list]
-        acts = acts_in(edits, call, place)
-        for editor in editors:
-            editor.acted |= {id(act.edit) for act in acts}
+    def edit(self, name: str, attended: Attended, editing: list[tuple[Editor, str]]) -> Edited:
+        """A call as the edits of all blocks have it, each with its own names and numbers of layers."""
+        acts = []
+        for editor, called in editing:
+            mine = acts_in(editor.list, attended.call, editor._place(called, attended))
+            editor.acted |= {id(act.edit) for act in mine}
+            acts += mine
+        check_apart(acts)
+        edits = [act.edit for act in acts]
         if not acts:
             return Edited(attended.out, attended.weights)
         again = torch._C._current_graph_task_id() != -1
@@ -211,7 +214,7 @@ class Editor:
                     got="; ".join(map(repr, edits)),
                     hint=f'layers="{name}"',
                 )
-        return apply(acts, attended, place, self.means, self.real)
+        return apply(acts, attended, self.real)
 
     def _place(self, name: str, attended: Attended) -> Place:
         """Where a call stands among all columns."""
@@ -251,6 +254,8 @@ class Editor:
             query_end,
             key_end,
             cross,
+            self.batch,
+            self.means,
         )
         if not cross:
             self.at, self.real = first, real_queries(attended, place)
@@ -337,6 +342,12 @@ class _Refusing(dict):
         if name not in self:
             self[name] = why
         return why
+
+
+def _members(args: tuple, kwargs: dict, ids: Tensor | None) -> int | None:
+    """How many texts or images a model is given; None if it is not sure which axis they are."""
+    images = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 4]
+    return ids.shape[0] if ids is not None else images[0].shape[0] if images else None
 
 
 _UNCOMPILED = "attends in a compiled function, which ran uncompiled to be seen"

@@ -153,7 +153,7 @@ def _by_rule(block: Block) -> Cut:
     rows = slice(int(block.rows[0]), int(block.rows[-1]) + 1)
     mask = _mask(call, members, heads)
     for act in block.acts:
-        left = Picked.of(Uncut.of(act, block.place, call.device), members, heads)
+        left = Picked.of(Uncut.of(act, call.device), members, heads)
         mask = left if mask is None else mask & left
     touched = torch.zeros(len(members), len(heads), rows.stop - rows.start, dtype=torch.bool)
     touched[..., block.rows - rows.start] = block.touched(block.acts).cpu()

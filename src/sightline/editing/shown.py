@@ -37,14 +37,14 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
     spread = not call.normalizer.is_softmax
     spread |= call.sinks is not None and bool(told or any(act.step == "temperature" for act in acts))
     if known is not None:
-        row, seen = known, call.replace(mask=_uncut(call, block, acts))
+        row, seen = known, call.replace(mask=_uncut(call, acts))
     elif spread:
-        block = Block(call, block.acts, block.place, everything=True)
+        block = Block(call, block.acts, everything=True)
         q, row = torch.zeros_like(call.q, dtype=call.compute_dtype), torch.zeros(block.shape, device=call.device)
         bias: Any = EditedBias(block, None, None)
         seen = call.replace(q=q, bias=bias, sinks=None, softcap=None, mask=None, normalizer=normalizers.get("softmax"))
     else:
-        block = Block(call, block.acts, block.place)
+        block = Block(call, block.acts)
         touched, as_told = block.touched(acts), block.touched(told)
         values = any(act.step == "values" for act in block.acts)
         q = block.put(call.q, block.q, touched)
@@ -61,7 +61,7 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
         lse = torch.cat([block.weights(strip)[1] for strip in block.strips()], -1)
         assert attended.row is not None
         row = block.put(attended.row.to(lse.dtype), torch.where(as_told, torch.zeros_like(lse), lse), touched)
-        mask = _uncut(call, block, acts)
+        mask = _uncut(call, acts)
         bias = EditedBias(block, touched, as_told)
         seen = call.replace(q=q, k=k, mask=mask, bias=bias, sizes=call.sizes._replace(kv_heads=k.shape[1]))
         if not told and all(act.edit.kind == "cut" for act in acts) and not isinstance(call.bias, Tensor):
@@ -73,12 +73,12 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
     return edited._replace(call=seen, row=row)
 
 
-def _uncut(call: Call, block: Block, acts: list[Act]) -> Mask | None:
+def _uncut(call: Call, acts: list[Act]) -> Mask | None:
     """The mask of a call without what is cut."""
     mask = call.mask
     for act in acts:
         if act.step == "cut":
-            left = Uncut.of(act, block.place, call.device)
+            left = Uncut.of(act, call.device)
             mask = left if mask is None else mask & left
     return mask
 
@@ -158,7 +158,7 @@ class EditedBias(Bias):
             name: None if (x := getattr(call, name)) is None else x.to(device, copy=copy)
             for name in ("mask", "bias", "sinks")
         }
-        block = Block(call.replace(**moved, **more), self.block.acts, self.block.place, everything=self.told is None)
+        block = Block(call.replace(**moved, **more), self.block.acts, everything=self.told is None)
         marks = (None if x is None else x.to(device) for x in (self.touched, self.told))
         return EditedBias(block, *marks)
 

@@ -42,7 +42,9 @@ def change(
     **more: Any,
 ) -> Edited:
     """What a call becomes, in the axes of `out`. Nobody is told of it yet."""
-    with active.quiet(compiled=q.is_cuda):
+    with active.quiet(compiled=q.is_cuda), torch.autocast(q.device.type, enabled=False):
+        if q.dtype != out.dtype:
+            q, k, v = (t.to(out.dtype) for t in (q, k, v))  # as autocast has it
         if q.shape[:-3] != k.shape[:-3]:
             batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
             q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))

@@ -101,7 +101,7 @@ class Audience:
         """The call as all edits together have it."""
         editor, name = self.editing[0]
         self.edited = True
-        edited: Edited = editor.edit(name, attended, [one for one, _ in self.editing])
+        edited: Edited = editor.edit(name, attended, self.editing)
         return edited
 
     def record(self, looked: Any) -> None:
