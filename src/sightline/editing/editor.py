@@ -17,7 +17,7 @@ from sightline import caches
 from sightline.editing.apply import apply, real_queries
 from sightline.editing.edits import Edit, Edits
 from sightline.editing.place import Place
-from sightline.editing.plan import acts_in, check_apart
+from sightline.editing.plan import MAP, Act, acts_in, check_apart
 from sightline.errors import InputError, explain
 from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
@@ -200,6 +200,8 @@ class Editor:
             editor.acted |= {id(act.edit) for act in mine}
             acts += mine
         check_apart(acts)
+        if attended.by_hand and acts:
+            _check_by_hand(name, acts, attended.by_hand)
         edits = [act.edit for act in acts]
         if not acts:
             return Edited(attended.out, attended.weights)
@@ -294,6 +296,13 @@ class Editor:
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """Who edits keeps no account."""
 
+    def mark_by_hand(self, name: str) -> None:
+        """Nor is there anything to take back."""
+
+    def module_of(self, name: str) -> nn.Module | None:
+        """The module of this path."""
+        return next((part for part in inner(self.model).modules() if self.names.get(id(part)) == name), None)
+
 
 class _EditMode(WatchMode):
     """The function mode of a watch, which stays on while gradients are computed: checkpoints run layers again then."""
@@ -348,6 +357,24 @@ def _members(args: tuple, kwargs: dict, ids: Tensor | None) -> int | None:
     """How many texts or images a model is given; None if it is not sure which axis they are."""
     images = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 4]
     return ids.shape[0] if ids is not None else images[0].shape[0] if images else None
+
+
+def _check_by_hand(name: str, acts: list[Act], how: str) -> None:
+    """Refuse what cannot be done where attention is written by hand: its scores are known, and not q and k."""
+    if how == "dropped" and any(act.step in MAP for act in acts):
+        got, hint = "weights of which some were dropped", "model.eval()"
+    elif any(act.step in ("queries", "keys") for act in acts):
+        got, hint = "scores, not the queries and keys that they are made of", 'what="pattern"'
+    elif _in_checkpoint():
+        got, hint = "a checkpoint, in which it would run again unedited", "without checkpointing"
+    else:
+        return
+    raise InputError(
+        f"this edit is not for {name}",
+        expected="attention that is not written by hand, or another edit",
+        got=got,
+        hint=hint,
+    )
 
 
 _UNCOMPILED = "attends in a compiled function, which ran uncompiled to be seen"

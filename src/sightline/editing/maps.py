@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Cells of the map that are in memory at once: 32 MB of float32, a few times over.
 CELLS = 1 << 23
-# So far below the others of its row a score has no weight in any precision: models hide by -1e4, -1e9 or the least number.
+# So far below the others of its row a score has no weight: models hide by -1e4, -1e9 or the least number.
 HIDDEN = 5e3
 
 

@@ -39,6 +39,7 @@ def change(
     weights: Tensor | None = None,
     row: Tensor | None = None,
     sees: Tensor | None = None,
+    by_hand: str = "",
     **more: Any,
 ) -> Edited:
     """What a call becomes, in the axes of `out`. Nobody is told of it yet."""
@@ -54,7 +55,9 @@ def change(
         if row is not None:
             row = row.reshape(shape[:-1])
             row = row if sees is None else row.masked_fill(~sees.expand(row.shape), -torch.inf)
-        found = who.edit(Attended(call, out.reshape(shape), first_query, first_key, weights, row, who.watching))
+        found = who.edit(
+            Attended(call, out.reshape(shape), first_query, first_key, weights, row, who.watching, by_hand)
+        )
         return found._replace(out=found.out.reshape(out.shape))
 
 
