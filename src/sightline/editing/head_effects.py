@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ from sightline.editing.edits import Edits
 from sightline.editing.effects_html import effects_html, effects_text
 from sightline.editing.probe import Probe
 from sightline.editing.progress import progress
-from sightline.editing.short_cut import Blocks, repeated
+from sightline.editing.short_cut import Blocks, LastLinear, repeated
 from sightline.editing.where import Where
 from sightline.errors import InputError, InputTypeError
+from sightline.targets import Target
 from sightline.watching.intercept.caller import names_of
 from sightline.watching.seen import Seen
 
@@ -96,6 +97,18 @@ def effects(
     >>> found.exact.shape, found.layers[0], len(found.top(3))
     (torch.Size([1, 2, 2]), 'layers.0.self_attn', 3)
     """
+    return measured(model, inputs, target, heads, by, None)
+
+
+def measured(
+    model: nn.Module,
+    inputs: Any,
+    target: Callable[[Any], Tensor],
+    heads: Any,
+    by: Any,
+    step: Callable[[], None] | None,
+) -> Effects:
+    """The same for work that shows by itself how far it is: `step` is called after each layer."""
     work = _Work(model, inputs, target)
     work.run_unedited()
     wanted = work.chosen(heads)
@@ -104,11 +117,11 @@ def effects(
     found = Effects(work.layers, work.baseline, exact, torch.full_like(exact, torch.nan))
     work.first_order(found.influence, wanted, by)
     try:
-        with progress("effects", len(wanted)) as step:
+        with progress("effects", len(wanted)) if step is None else nullcontext(step) as done:
             for layer, numbers in enumerate(wanted):
                 for some in work.batches(numbers):
                     exact[..., layer, some] = work.changed(layer, some, by)
-                step()
+                done()
     except KeyboardInterrupt as interrupt:
         interrupt.effects = found  # type: ignore[attr-defined]
         raise
@@ -166,8 +179,11 @@ class _Work:
                 hint="sl.watch(model) says what is not seen",
             )
         self.blocks = Blocks(self.model, names_of(self.model), [] if self.again else self.layers)
-        with torch.no_grad(), edit(self.model), self.blocks.recording():
-            baseline = self.measure(self.run())
+        self.head = LastLinear(not self.again and isinstance(self.target, Target) and self.target.reads_last)
+        with torch.no_grad(), edit(self.model), self.blocks.recording(), self.head.recording(self.model):
+            output = self.run()
+            self.head.find(output)
+            baseline = self.measure(output)
         if not self._close(self.graded.detach(), baseline):
             raise InputError(
                 "two unedited runs differ",
@@ -226,6 +242,7 @@ class _Work:
         while True:
             with torch.no_grad(), ExitStack() as stack:
                 skips = stack.enter_context(self.blocks.below(self.layers[layer], self.batch, times))
+                narrow = stack.enter_context(self.head.alone())
                 stack.enter_context(edit(self.model, edits))
                 output = self.run(times)
             if self.again:
@@ -233,7 +250,7 @@ class _Work:
             found = [self.measure(_part(output, i, times, self.batch)).double() for i in range(times)]
             if self._close(found[0], self.baseline):
                 return torch.stack([found[0] - one for one in found[1:]], -1)
-            if not skips:
+            if not skips and not narrow:
                 raise InputError(
                     "examples of one batch change each other",
                     expected="the unedited copy of the batch to give what it gave alone",
@@ -241,6 +258,7 @@ class _Work:
                     hint="inputs as a function run() -> output: one run for each head",
                 )
             self.blocks.forget()
+            self.head.layer = None
 
     def first_order(self, table: Tensor, wanted: list[list[int]], by: Any) -> None:
         """The sum of g . (output - replacement) for each head, from the gradients of the first run."""
