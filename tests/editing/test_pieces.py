@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import edit_precision
 import sightline as sl
 from sightline.editing import pieces
 
@@ -168,3 +169,9 @@ def test_the_map_of_a_long_cut_is_never_there(monkeypatch):
         edits.cut(keys=slice(100, 1100))
         model(q, q, q).sum().backward()
     assert largest <= 3072 * 3072 * 4 / 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["a rectangle", "by a rule", "boost", "combined"])
+def test_in_half_precision_it_is_as_exact_as_the_kernel(name, dtype):
+    edit_precision.check(name, 67, "cpu", dtype, watched=True)
