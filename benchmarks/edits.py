@@ -6,8 +6,9 @@ for each.
 `cut` is layers of attention in a row, causal, in every one of which `edits.cut` hides a stretch of keys: from the last
 queries (a rectangle cut), and from all of them (full height). A dense mask is the same by torch's attention with a
 table of queries x keys. `effects` is `sl.effects` of all heads of SmolLM2 on a sentence, and the same by one edited
-run for each head; both give the same numbers, which is checked. All candidates of a line are interleaved in one
-process. Memory is what a call takes at its peak beyond what was there and one output.
+run for each head, layer by layer in turns, with all that is run once counted to the former; both give the same
+numbers, which is checked. All candidates of a line are interleaved in one process. Memory is what a call takes at its
+peak beyond what was there and one output.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from growth import peak
-from harness import QUICK, Rounds, compare, kept, ratio, write
+from harness import QUICK, compare, kept, ratio, write
 from torch import Tensor, nn
 
 import sightline as sl
+from sightline.editing.head_effects import measured
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
 # Tokens, heads, heads of keys, dim, layers; on a GPU the shape of an 8B model.
@@ -104,40 +106,39 @@ def effects(device: str) -> list[dict]:
     ids = torch.tensor([tokenizer.encode(TEXT).ids], device=device)
     mary, john = (tokenizer.encode(name).ids[0] for name in (" Mary", " John"))
     target = sl.targets.logit(mary, than=john)
-    found: dict[str, Tensor] = {}
     layers, heads = (2, 3) if QUICK else (30, 9)
-
-    def together() -> None:
-        found["effects"] = sl.effects(
-            model, ids, target, heads=[(i, j) for i in range(layers) for j in range(heads)]
-        ).exact[0, :layers, :heads]
+    times: dict[str, list[float]] = {"effects": [], "one run for each head": []}
+    alone = torch.zeros(layers, heads, dtype=torch.float64)
+    with torch.no_grad():
+        before = target(model(ids))
+    clock, layer = time.perf_counter(), 0
 
     @torch.no_grad()
-    def one_by_one() -> None:
-        before = target(model(ids))
-        each = torch.zeros(layers, heads, dtype=torch.float64)
-        for layer in range(layers):
+    def step() -> None:
+        """After each layer of `effects`: the same heads one by one."""
+        nonlocal clock, layer
+        times["effects"].append((time.perf_counter() - clock) * 1e3)
+        clock = time.perf_counter()
+        if layer < layers:
             for head in range(heads):
                 with sl.edit(model) as edits:
                     edits.ablate(heads=[(layer, head)])
-                    each[layer, head] = float(before - target(model(ids)))
-        found["one by one"] = each
+                    alone[layer, head] = float(before - target(model(ids)))
+            times["one run for each head"].append((time.perf_counter() - clock) * 1e3)
+        layer += 1
+        clock = time.perf_counter()
 
-    runs = {"effects": together, "one run for each head": one_by_one}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(1 if QUICK else 3):
-        for name in list(runs)[:: 1 if turn % 2 else -1]:
-            before = time.perf_counter()
-            runs[name]()
-            times[name].append((time.perf_counter() - before) * 1e3)
-    apart = float((found["effects"] - found["one by one"]).abs().max())
+    pairs = [(i, j) for i in range(layers) for j in range(heads)]
+    exact = measured(model, ids, target, pairs, "zero", step).exact[0, :layers, :heads]
+    apart = float((exact - alone).abs().max())
     assert apart < 1e-3, f"they differ by {apart}"
-    result = Rounds.of(times)
+    totals = {name: sum(spent) for name, spent in times.items()}
     rows = []
-    for name in runs:
+    for name, spent in totals.items():
         about = {"part": "effects", "call": name, "tokens": ids.shape[1], "heads": layers * heads}
-        rows.append(about | {"of_one_by_one": ratio(result, name, "one run for each head")} | result[name])
-        print(f"{name:22} {layers * heads} heads: {rows[-1]['of_one_by_one']:.3f} of one by one")
+        share = spent / totals["one run for each head"]
+        rows.append(about | {"of_one_by_one": round(share, 3), "seconds": spent / 1e3, "apart": apart})
+        print(f"{name:22} {layers * heads} heads: {share:.3f} of one by one, {spent / 1e3:.1f} s")
     return rows
 
 
