@@ -248,13 +248,22 @@ def test_nothing_of_queries_x_keys_is_held():
     assert soft.shape == (2, TIME, TIME)
 
 
-def test_it_cannot_be_edited_and_says_so():
+def test_it_is_edited_where_its_axes_are_known_and_refused_where_not():
     model, x = nn.Sequential(Plain(), Fused()).eval(), torch.randn(2, TIME, DIM)
-    with torch.no_grad(), edit(model) as edits:
-        edits.ablate(layers="0", heads=[0])
-        with pytest.raises(InputError, match="0 cannot be edited"):
-            model(x)
     plain = model(x)
-    with torch.no_grad(), edit(model) as edits:
-        edits.ablate(layers="1", heads=[0])
-        assert not torch.equal(model(x), plain)
+    for layer in ("0", "1"):
+        with torch.no_grad(), edit(model) as edits:
+            edits.ablate(layers=layer, heads=[0])
+            assert not torch.equal(model(x), plain)
+
+    class WrittenOut(Plain):
+        def attend(self, q, k, v):
+            shares = (q @ k.mT).exp()
+            return (shares / shares.sum(-1, keepdim=True)) @ v
+
+    unfollowed = nn.Sequential(WrittenOut()).eval()
+    with torch.no_grad(), edit(unfollowed) as edits:
+        edits.ablate(heads=[0])
+        with pytest.raises(InputError, match="0 cannot be edited"):
+            unfollowed(x)
+        edits.clear()

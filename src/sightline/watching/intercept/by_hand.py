@@ -8,6 +8,7 @@ scores, with a scale and with numbers that heads or texts share; where they do n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,17 +16,19 @@ from torch import Tensor, nn
 
 from sightline.watching.intercept import active
 from sightline.watching.intercept.caller import callers
+from sightline.watching.intercept.changed import change
 from sightline.watching.intercept.torch_calls import look, position
 
 if TYPE_CHECKING:
     from sightline.watching.intercept.function_mode import Audience
-    from sightline.watching.intercept.looked import Looked
-    from sightline.watching.intercept.marks import Soft
+    from sightline.watching.intercept.looked import Edited, Looked
+    from sightline.watching.intercept.marks import Soft, Weighing
 
 AXES = "its attention is written by hand: which axes of its scores are texts, heads, queries and keys is not known"
 CHANNELS = "its attention is written by hand, and is between channels"
 CHANGED = "its attention is written by hand: its weights are changed after the softmax"
 GONE = "its attention is written by hand: its scores were gone when its weights were used"
+VALUES = "its attention is written by hand: which axes of its values are texts, heads and keys is not known"
 REASONS = (AXES, CHANNELS, CHANGED, GONE)
 # What modules call the number of their heads.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "num_head", "nhead", "nheads")
@@ -42,6 +45,7 @@ def looked(who: Audience, soft: Soft, weights: Tensor | None) -> Looked | str:
     scores = soft.take()
     if scores is None:
         return GONE
+    scores = scores.detach()
     with active.quiet(), torch.no_grad():
         given = _given(who.module)
         heads = _heads(who.module)
@@ -56,6 +60,96 @@ def looked(who: Audience, soft: Soft, weights: Tensor | None) -> Looked | str:
         if _between_channels(who.module, four, soft.q, given):
             return CHANNELS
         return _looked(who, four, scores.shape, soft.q, soft.k)
+
+
+def edited(
+    who: Audience, soft: Soft, weights: Tensor | None, weighing: Weighing
+) -> tuple[Edited, Tensor, Looked] | str:
+    """What edits make of attention written by hand: the call, the result of its product, and the account of it before.
+
+    The scores stand for a bias over products of nothing, and the values are those of the product.
+    """
+    scores = soft.scores
+    before = looked(who, soft, weights)
+    if isinstance(before, str) or scores is None:
+        return before if isinstance(before, str) else GONE
+    with active.quiet():
+        ways = _in_order(weighing)
+        if ways is None:
+            return VALUES
+        used, values, result, back = ways
+        heads, batches = _heads(who.module), {x.shape[0] for x in _given(who.module) if x.dim()}
+        if scores.dim() > 4:
+            return VALUES
+        lead = scores.shape[:-2]
+        values = values.expand(*lead, *values.shape[-2:])
+        four = [in_four(x, heads, batches) for x in (scores, values, result)]
+        bias, v, out = four
+        if bias is None or v is None or out is None:
+            return AXES
+        nothing = torch.zeros((), dtype=out.dtype, device=out.device)
+        q, k = nothing.expand(*bias.shape[:3], 1), nothing.expand(*v.shape[:3], 1)
+        plain = _is_plain(used, scores)
+        found = change(
+            who,
+            q,
+            k,
+            v,
+            out,
+            None,
+            bias,
+            1.0,
+            before.first_query,
+            row=before.row,
+            by_hand="plain" if plain else "dropped",
+        )
+        new = found.out
+        if out.shape != result.shape or (result.dim() == 4 and out.stride() != result.stride()):
+            new = new.transpose(0, 1) if result.dim() == 4 else new.reshape(result.shape)
+    return found, back(new), before
+
+
+def _is_plain(weights: Tensor, scores: Tensor) -> bool:
+    """Whether nothing was dropped of the weights since the softmax."""
+    with torch.no_grad():
+        plain = scores.float().softmax(-1)
+        near = 2e-2 if weights.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        return weights.numel() == plain.numel() and bool(
+            ((weights.detach().reshape(plain.shape) - plain).abs() <= near).all()
+        )
+
+
+def _in_order(weighing: Weighing) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]] | None:
+    """Weights, values and result as weights @ values = result, and the way back; None if there is none.
+
+    A product may have its axes in another order (einsum), or values on the left: which it is, is tried out on the
+    numbers.
+    """
+    direct = _ordered(*weighing)
+    if direct is not None or min(x.dim() for x in weighing) < 2:
+        return direct
+    found = _ordered(*(x.mT for x in weighing))
+    return None if found is None else (*found[:3], lambda x: found[3](x).mT)
+
+
+def _ordered(
+    weights: Tensor, values: Tensor, result: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]] | None:
+    swaps: list[tuple[int, int] | None] = [None, *([(-3, -2)] if weights.dim() == 4 else [])]
+    for one in swaps:
+        for two in swaps:
+            v = values if one is None else values.transpose(*one)
+            out = result if two is None else result.transpose(*two)
+            if v.dim() > weights.dim() or out.dim() != weights.dim() or v.shape[-2] != weights.shape[-1]:
+                continue
+            with torch.no_grad():
+                try:
+                    again = weights @ v
+                except RuntimeError:
+                    continue
+                if again.shape == out.shape and torch.allclose(again, out, rtol=1e-2, atol=1e-3, equal_nan=True):
+                    return weights, v, out, (lambda x: x) if two is None else (lambda x: x.transpose(-3, -2))
+    return None
 
 
 def _looked(who: Audience, scores: Tensor, shape: torch.Size, q: Tensor | None, k: Tensor | None) -> Looked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sightline.watching.intercept.looked import Attended, Edited
-    from sightline.watching.intercept.marks import Soft
+    from sightline.watching.intercept.marks import Soft, Weighing
     from sightline.watching.intercept.mask_tables import Tables
     from sightline.watching.watcher import Watcher
 
@@ -102,7 +103,7 @@ class Audience:
         # One that only listens does so behind all changes.
         editor, name = next((one for one in self.editing if getattr(one[0], "listens", False)), self.editing[0])
         self.edited = True
-        edited: Edited = editor.edit(name, attended, [one for one, _ in self.editing])
+        edited: Edited = editor.edit(name, attended, self.editing)
         return edited
 
     def record(self, looked: Any) -> None:
@@ -241,31 +242,51 @@ class WatchMode(Listener):
         return type(x) is not Parameter and id(x) not in self.trace.fixed
 
 
-def _by_hand(soft: Soft, weights: Tensor | None, softmax: nn.Module) -> None:
+def _by_hand(soft: Soft, weights: Tensor | None, weighing: Weighing, softmax: nn.Module) -> Tensor:
     """Attention written by hand, whose weights go into a product now: its account, or the reason why there is none.
 
-    The module comes last: a frame whose first argument is a module is taken for a method of it.
+    Gives the result of the product, as edits have it. Of several modes that are on, the first one hears for all. The
+    module comes last: a frame whose first argument is a module is taken for a method of it.
     """
-    every = unseen.holders(unseen.BY_HAND, softmax)
+    every, result = unseen.holders(unseen.BY_HAND, softmax), weighing.result
+    if any(getattr(watcher, "heard", _nothing)() is result for watcher, _ in every):
+        return result
     hearing = [(watcher, name) for watcher, name in every if hasattr(watcher, "module_of")]
     for watcher, name in every:
         if (watcher, name) not in hearing:  # a monitor
             unseen.drop(watcher, name, unseen.BY_HAND, by_hand=True)
     module = hearing[0][0].module_of(hearing[0][1]) if hearing else None
     if module is None:
-        return
+        return result
     for watcher, _ in hearing:
         watcher.listening.always = True
     who = Audience(module, hearing)
-    found = by_hand.looked(who, soft, weights)
+    changed = None
+    if who.editing:
+        changed = by_hand.edited(who, soft, weights, weighing)
+    found = (
+        by_hand.looked(who, soft, weights) if changed is None else changed if isinstance(changed, str) else changed[2]
+    )
     if isinstance(found, str):
         for watcher, name in hearing:
             unseen.drop(watcher, name, found, by_hand=True)
-        return
+        return result
     who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
+    if changed is not None:
+        edited, result, _ = changed
+        if edited.call is not None and edited.row is not None:
+            key = found.call.k if found.key is None else found.key
+            found = found._replace(call=edited.call, row=edited.row, key=key)
     who.record(found)
     for watcher, name in who.wanting:
         watcher.mark_by_hand(name)
+    for watcher, _ in every:
+        watcher.heard = weakref.ref(result)  # type: ignore[attr-defined]
+    return result
+
+
+def _nothing() -> None:
+    return None
 
 
 def _always(*_: Any) -> bool:

@@ -33,6 +33,7 @@ class Attended(NamedTuple):
     weights: Tensor | None = None  # the map, where the model asked for it
     row: Tensor | None = None  # the numbers of its rows, where they are known
     watched: bool = True  # whether somebody wants the account of it
+    by_hand: str = ""  # "plain" or "dropped" where it is written by hand: what is known are its scores and values
 
 
 class Edited(NamedTuple):
