@@ -23,6 +23,7 @@ from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
 from sightline.watching.intercept.heads import compiled as compiled_graph
+from sightline.watching.intercept.joint import joint
 from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
@@ -38,6 +39,7 @@ from sightline.watching.record.layer import Layer, Part
 from sightline.watching.record.repeated import Repeating
 from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
+from sightline.watching.record.slices import Slicing
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
 from sightline.watching.silence import say_if_nothing
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from sightline.masks import Mask
 
 
-class Watcher(Following, Repeating):
+class Watcher(Following, Repeating, Slicing):
     """Between entering and leaving the block: hooks, hears, and gives back what it took."""
 
     def __init__(
@@ -86,6 +88,7 @@ class Watcher(Following, Repeating):
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
         self.begin_following()
+        self.begin_slicing()
         self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
         if self.deeper.norms is not None and self.writer is not None:
@@ -121,6 +124,7 @@ class Watcher(Following, Repeating):
             active.push(self)
             stack.callback(active.drop, self)
             self.listening.mode = WatchMode(self.model.buffers())
+            self.listening.mode.joint = joint(every)
             stack.enter_context(self.listening.mode)
             stack.callback(self.listening.ends, self.seen)
             self.stack = stack.pop_all()
@@ -294,6 +298,8 @@ class Watcher(Following, Repeating):
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """The account of one call becomes a part of its layer."""
+        if looked.piece is not None:
+            return self.take_slice(module, name, looked)
         call, row, first_query, first_key = looked[:4]
         s = call.sizes
         full = self._piece_of(name, looked)
@@ -311,6 +317,7 @@ class Watcher(Following, Repeating):
             kind = "cross" if first_query < 0 else "self"
             layer = Layer(full, self.order[name], kind, type(module).__name__, self.heads(name, s.heads), self.wanted)
             self.seen._layers[full] = layer
+            self._note_joint(full, s.queries, s.keys)
         assert isinstance(layer, Layer)
         with active.quiet(), aside():
             if not is_piece and self.gather.step(layer, call, row, first_query, first_key):

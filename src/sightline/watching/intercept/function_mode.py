@@ -17,6 +17,7 @@ from sightline.nn.observe.listener import Listener
 from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
 from sightline.watching.intercept.flex import flex
+from sightline.watching.intercept.joint import CATS, Joint
 from sightline.watching.intercept.marks import Trace
 from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING
 
@@ -195,6 +196,7 @@ class WatchMode(Listener):
         super().__init__()
         self.trace = Trace(buffers)  # of attention that no handler sees
         self.trace.hear = _by_hand
+        self.joint: Joint | None = None  # what text and image are put together by
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Nearly all calls end here: a look-up, and nothing to be done.
@@ -204,6 +206,8 @@ class WatchMode(Listener):
         idle = care is NONE
         if not idle and not self.trace.marks:
             idle = care is MARKS or (care is FIRST and bool(args) and self._new(args[0]))
+        if self.joint is not None and func in CATS:
+            self.joint.cat(args, kwargs or {})
         if idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from sightline.watching.intercept.caller import inside
 from sightline.watching.record.image import find_grid
 from sightline.watching.record.layer import Layer
+from sightline.watching.record.slices import SLICED
 from sightline.watching.record.windows import Windows
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+    from sightline.watching.intercept.listen import Listening
     from sightline.watching.intercept.looked import Looked
     from sightline.watching.record.folder import Writer
     from sightline.watching.record.gather import Gather
@@ -112,6 +114,8 @@ class Following:
     counts: dict[str, int]
     writer: Writer | None
     gather: Gather
+    listening: Listening
+    end_slices: Callable[[], list[str]]
     _restart: Callable[[], None]
 
     def begin_following(self) -> None:
@@ -125,9 +129,12 @@ class Following:
     def _follow_pass(self) -> None:
         self.search, self.read, self.read_memory = search(), self.reader.ids, self.reader.memory
         self.tokens[self.passes] = 0 if self.read is None else self.read.shape[-1]
+        if self.listening.mode.joint is not None:
+            self.listening.mode.joint.found.clear()
 
     def _follow_anew(self) -> None:
         """A new run: what was said of the one before is of no interest."""
+        self.seen.meta.pop("joint", None)
         for name in self.said:
             self.seen._unseen.pop(name, None)
         self.said.clear()
@@ -159,9 +166,20 @@ class Following:
     def _note_grid(self) -> None:
         """The block is left: the patches of an image that the model was given, if its tokens are these."""
         layer = next((layer for layer in self._followed() if layer.kind == "self"), None)
-        grid = find_grid(self.model, self.reader.image, None if layer is None else layer.keys)
+        if layer is None:
+            return
+        # Beside a text, the image begins where it is known to.
+        start, stop = self.seen.meta.get("joint", {}).get(layer.name, {}).get("image", (0, layer.keys))
+        grid = find_grid(self.model, self.reader.image, stop - start)
         if grid is not None:
-            self.seen.meta["grid"] = list(grid)
+            self.seen.meta["grid"] = list(grid._replace(first=start + grid.first))
+
+    def _note_joint(self, full: str, queries: int, keys: int) -> None:
+        """A new layer: where text and image lie in it, if it attends to both."""
+        joint = self.listening.mode.joint
+        parts = None if joint is None else joint.parts(queries, keys)
+        if parts is not None:
+            self.seen.meta["joint"] = self.seen.meta.get("joint", {}) | {full: parts}
 
     def module_of(self, name: str) -> nn.Module | None:
         """The module of this path."""
@@ -209,6 +227,8 @@ class Following:
     def _settle(self) -> None:
         """A pass is over: were the keys in its caches those that had been seen?"""
         self.gather.end_pass()
+        for name in self.end_slices():
+            self.seen._unseen.setdefault(name, SLICED)
         if self.follow.moved() and self.lost is None:
             self._lose(self.passes, MOVED)
 
