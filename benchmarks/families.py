@@ -178,7 +178,7 @@ def page(results: dict) -> str:
             why = f"{row['unseen']}: {'; '.join(row['reasons'])}" if row["unseen"] else "–"
             padded = "left, right" if "left" in row["sides"] else "–"
             bits = "" if row["same_bits"] else " (other bits)"
-            both = f" ({row['joint']} of text and image)" if row["joint"] else ""
+            both = f" ({row['joint']} of text and image)" if row.get("joint") else ""
             lines.append(f"| {row['family']}{bits} | {row['seen']}{both} | {why} | {padded} | {difference} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
