@@ -252,7 +252,7 @@ def _by_hand(soft: Soft, weights: Tensor | None, softmax: nn.Module) -> None:
     every = unseen.holders(unseen.BY_HAND, softmax)
     hearing = [(watcher, name) for watcher, name in every if hasattr(watcher, "module_of")]
     for watcher, name in every:
-        if (watcher, name) not in hearing:  # a monitor
+        if (watcher, name) not in hearing:  # an edit
             unseen.drop(watcher, name, unseen.BY_HAND, by_hand=True)
     module = hearing[0][0].module_of(hearing[0][1]) if hearing else None
     if module is None:
@@ -260,13 +260,19 @@ def _by_hand(soft: Soft, weights: Tensor | None, softmax: nn.Module) -> None:
     for watcher, _ in hearing:
         watcher.listening.always = True
     who = Audience(module, hearing)
-    found = by_hand.looked(who, soft, weights)
-    if isinstance(found, str):
-        for watcher, name in hearing:
-            unseen.drop(watcher, name, found, by_hand=True)
+    try:
+        found = by_hand.looked(who, soft, weights)
+        if isinstance(found, str):
+            for watcher, name in hearing:
+                unseen.drop(watcher, name, found, by_hand=True)
+            return
+        who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
+        who.record(found)
+    except Exception as error:
+        if not who.lenient:
+            raise
+        who.miss(f"no account of it: {error}".splitlines()[0], -1, 0)
         return
-    who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
-    who.record(found)
     for watcher, name in who.wanting:
         watcher.mark_by_hand(name)
 
