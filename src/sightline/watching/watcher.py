@@ -22,7 +22,6 @@ from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
-from sightline.watching.intercept.heads import compiled as compiled_graph
 from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
@@ -113,8 +112,6 @@ class Watcher(Following, Repeating):
             every = list(base.modules())
             regions = compiled.find(every if base is self.model else list(self.model.modules()))
             stack.enter_context(compiled.standing_in(regions))
-            if regions and self.influence is not None:
-                raise compiled_graph(self.names[id(regions[0].module)])
             inside = {id(part) for region in regions for part in region.parts()}
             self.hook(stack, [module for module in every if id(module) not in inside])
             scripted.listen(stack, every, self._scripted)
