@@ -21,7 +21,6 @@ from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
-from sightline.watching.intercept.heads import compiled as compiled_graph
 from sightline.watching.intercept.joint import joint
 from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
@@ -116,8 +115,6 @@ class Watcher(Following, Repeating, Slicing):
             every = list(base.modules())
             regions = compiled.find(every if base is self.model else list(self.model.modules()))
             stack.enter_context(compiled.standing_in(regions))
-            if regions and self.influence is not None:
-                raise compiled_graph(self.names[id(regions[0].module)])
             inside = {id(part) for region in regions for part in region.parts()}
             self.hook(stack, [module for module in every if id(module) not in inside])
             scripted.listen(stack, every, self._scripted)

@@ -50,8 +50,9 @@ class Mattered:
     def by_head(self, of: str = "influence") -> Float[Tensor, "batch layers heads"]:
         """One number for each head: its influence or pull over all cells, or what it carries (`"norms"`), a query.
 
-        Heads stand by their number in the model; NaN where a layer has fewer, or where one was not watched. A row of
-        pull sums to 0, but for what a sink takes. `plots.by_head(seen)` draws it.
+        Heads stand by their number in the model; NaN where a layer has fewer, or where one was not watched, and of
+        layers that write attention out by hand (`seen[layer].influence` says so). A row of pull sums to 0, but for what
+        a sink takes. `plots.by_head(seen)` draws it.
 
         >>> import torch
         >>> from sightline.watching import watch
