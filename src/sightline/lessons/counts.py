@@ -36,7 +36,7 @@ class Hits:
     @property
     def equals(self) -> int:
         """How many heads are right as often as the best."""
-        return int((self.rates > self.rates.max() - 1e-9).sum())
+        return int((self.rates > self.rates.max() - 1e-6).sum())
 
     def by_chance(self) -> tuple[float, float]:
         """How often the best of all heads would be right if groups told nothing, and how probable a best like ours is.
