@@ -276,7 +276,7 @@ def _by_hand(soft: Soft, weights: Tensor | None, weighing: Weighing, softmax: nn
                 unseen.drop(watcher, name, found, by_hand=True)
             return result
         who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
-        if changed is not None:
+        if changed is not None and not isinstance(changed, str):
             edited, result, _ = changed
             if edited.call is not None and edited.row is not None:
                 key = found.call.k if found.key is None else found.key
