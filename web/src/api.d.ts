@@ -53,11 +53,17 @@ export interface components {
             of: string;
             heads: (number | null)[][];
         };
-        /** @description The patches of a picture: rows, columns, and how many tokens come before them. */
+        /**
+         * @description The patches of a picture: rows, columns, and where they begin among the tokens or the memory, if there.
+         *
+         *     `alone`: there are no words beside them.
+         */
         Image: {
             rows: number;
             columns: number;
-            first: number;
+            first: number | null;
+            memory: number | null;
+            alone: boolean;
         };
         /**
          * @description One attention layer, by its place in the run and its number in the model.
@@ -84,6 +90,8 @@ export interface components {
         /** @description What the server allows. */
         Limits: {
             text_bytes: number;
+            image_bytes: number;
+            image_pixels: number;
             runs: number;
             queued: number;
             tokens_a_page: number;
@@ -136,6 +144,7 @@ export interface components {
             name: string;
             title: string;
             causal?: boolean;
+            image?: boolean;
         };
         /** @description A bookmark. */
         NewMark: {
@@ -194,6 +203,11 @@ export interface components {
              * @default []
              */
             edits: string[];
+            /**
+             * @description a PNG or JPEG in base64: then `text` names it
+             * @default
+             */
+            image: string;
             /**
              * @description ids of the first of them, e.g. up to an alternative
              * @default []

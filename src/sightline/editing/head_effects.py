@@ -17,9 +17,10 @@ from sightline.editing.edits import Edits
 from sightline.editing.effects_html import effects_html, effects_text
 from sightline.editing.probe import Probe
 from sightline.editing.progress import progress
-from sightline.editing.short_cut import Blocks, repeated
+from sightline.editing.short_cut import Blocks, LastLinear, repeated
 from sightline.editing.where import Where
 from sightline.errors import InputError, InputTypeError
+from sightline.targets import Target
 from sightline.watching.intercept.caller import names_of
 from sightline.watching.seen import Seen
 
@@ -192,8 +193,11 @@ class _Work:
                 hint="sl.watch(model) says what is not seen",
             )
         self.blocks = Blocks(self.model, names_of(self.model), [] if self.again else self.layers)
-        with torch.no_grad(), edit(self.model), self.blocks.recording():
-            baseline = self.measure(self.run())
+        self.head = LastLinear(not self.again and isinstance(self.target, Target) and self.target.reads_last)
+        with torch.no_grad(), edit(self.model), self.blocks.recording(), self.head.recording(self.model):
+            output = self.run()
+            self.head.find(output)
+            baseline = self.measure(output)
         if not self._close(self.graded.detach(), baseline):
             raise InputError(
                 "two unedited runs differ",
@@ -252,6 +256,7 @@ class _Work:
         while True:
             with torch.no_grad(), ExitStack() as stack:
                 skips = stack.enter_context(self.blocks.below(self.layers[layer], self.batch, times))
+                narrow = stack.enter_context(self.head.alone())
                 stack.enter_context(edit(self.model, edits))
                 output = self.run(times)
             if self.again:
@@ -259,7 +264,7 @@ class _Work:
             found = [self.measure(_part(output, i, times, self.batch)).double() for i in range(times)]
             if self._close(found[0], self.baseline):
                 return torch.stack([found[0] - one for one in found[1:]], -1)
-            if not skips:
+            if not skips and not narrow:
                 raise InputError(
                     "examples of one batch change each other",
                     expected="the unedited copy of the batch to give what it gave alone",
@@ -267,6 +272,7 @@ class _Work:
                     hint="inputs as a function run() -> output: one run for each head",
                 )
             self.blocks.forget()
+            self.head.layer = None
 
     def first_order(self, table: Tensor, wanted: list[list[int]], by: Any) -> None:
         """The sum of g . (output - replacement) for each head, from the gradients of the first run."""

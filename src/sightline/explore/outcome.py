@@ -14,6 +14,7 @@ from sightline.errors import InputError, TooLargeError
 from sightline.explore.aims import Aim, aimed, logits_after, place, told
 from sightline.explore.changes import edits_of, read
 from sightline.explore.effects import left
+from sightline.explore.programs import kept_program
 from sightline.explore.run import Run
 from sightline.explore.writing import likeliest
 from sightline.models.checkpoints.builtin import BUILTINS
@@ -117,6 +118,9 @@ def python(run: Run, screen: Screen) -> str:
     view = run.view(screen.layer, screen.head)
     view.inside("query", screen.queries or [0], about.queries)
     view.inside("key", [screen.key or 0], about.keys)
+    known = kept_program(run, about, screen.head, screen.queries, screen.key)
+    if known is not None:
+        return known
     of, edits, target = run.of, run.meta.get("edits") or [], screen.target
     name = run.model if run.model in BUILTINS else f"folder/of/{run.model}"
     lines = ["import torch", "import sightline as sl", "", f"model, tokenizer = sl.models.load({name!r})"]

@@ -20,6 +20,7 @@ import torch
 from sightline.errors import SightlineError
 from sightline.explore import effects
 from sightline.explore.effects import EffectsRequest, HeadEffects
+from sightline.explore.image_runs import watched_image
 from sightline.explore.model_runs import Models, Report, RunRequest, watched
 from sightline.explore.readings import ReadingRequest, compute
 from sightline.explore.reasons import told
@@ -267,7 +268,10 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
             if isinstance(job.request, ReadingRequest):
                 cleanup()
                 return compute(job.request, model, tokenizer, report)
-            watched(model, tokenizer, job.request, folder, report, growing, job.pace)
+            if job.request.image:
+                watched_image(model, job.request, folder, report, growing)
+            else:
+                watched(model, tokenizer, job.request, folder, report, growing, job.pace)
             return as_run(job.id, load_run(folder), cleanup=cleanup)
         except BaseException:
             cleanup()

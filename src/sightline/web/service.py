@@ -126,6 +126,15 @@ class Service:
                 got=request.model,
                 hint="GET /api/limits",
             )
+        reads_images = any(model["name"] == request.model and model.get("image") for model in self.listed_models())
+        if reads_images != bool(request.image):
+            raise Problem(
+                422,
+                "this model reads pictures" if reads_images else "this model reads no pictures",
+                expected="a PNG or JPEG as `image`" if reads_images else "a text",
+                got="a text" if reads_images else "a picture",
+                hint="GET /api/limits says which models read pictures",
+            )
         if request.id in self.library:
             return self.jobs.done(request)
         self.library.check_room()
