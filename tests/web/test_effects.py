@@ -252,3 +252,22 @@ def test_orders_of_every_kind_wait_in_one_queue_that_has_an_end(tiny: Tiny) -> N
     finally:
         held.set()
         service.close()
+
+
+def test_what_was_kept_of_the_last_place_answers_for_long_texts_too(
+    asked: Client, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers as by running the text once more, which a long one is not."""
+    path = f"/api/runs/{base}/next"
+    first, second = (one["text"] for one in asked.get(path).json()["tokens"][:2])
+    last = {"token": second, "than": first, "after": 13}
+    quick = asked.get(path, params=last).json()
+    run = asked.service.run(base)
+    monkeypatch.setattr("sightline.explore.outcome.LONGEST", 10)
+    assert asked.get(path, params={"token": second, "than": first}).json() == quick
+    assert asked.get(path, params={"token": first, "after": 3}).status_code == 413
+    monkeypatch.setattr("sightline.explore.outcome.LONGEST", 1024)
+    monkeypatch.setitem(run.meta, "next", None)
+    slow = asked.get(path, params=last).json()
+    assert slow["token"] == pytest.approx(quick["token"])
+    assert slow["value"] == pytest.approx(quick["value"], rel=1e-6)

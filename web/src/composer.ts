@@ -37,6 +37,11 @@ export interface Order {
 export class Composer {
   readonly node: HTMLElement;
   private heading = el("h2", {}, "Look at a text");
+  private lead = el(
+    "p",
+    { class: "lead" },
+    "A model reads it, and you see which token looked at which: in every head of every layer, down to each number.",
+  );
   private text = el("textarea", {
     attrs: {
       rows: 4,
@@ -59,11 +64,15 @@ export class Composer {
   private chosen: Example | null = null;
   private edits: string | null = null;
 
-  constructor(private run: (order: Order) => Promise<void>) {
+  constructor(
+    private run: (order: Order) => Promise<void>,
+    private close: () => void,
+  ) {
     const form = el(
       "form",
       {},
       this.heading,
+      this.lead,
       this.text,
       this.picked.node,
       this.hint,
@@ -72,7 +81,7 @@ export class Composer {
         { class: "composer-row" },
         this.model,
         this.generateLabel,
-        el("span", { class: "spring" }),
+        el("button", { class: "button quiet cancel", attrs: { type: "button" }, on: { click: close } }, "Cancel"),
         el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run"),
       ),
       this.problem,
@@ -85,6 +94,7 @@ export class Composer {
     });
     this.text.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.submit();
+      if (event.key === "Escape" && !this.node.classList.contains("alone")) this.close();
       event.stopPropagation();
     });
     this.text.addEventListener("input", () => this.say());

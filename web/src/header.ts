@@ -29,7 +29,10 @@ export class Header {
     private context: Context,
     actions: { share: () => void; export: () => void; help: () => void; tour: () => void },
   ) {
-    this.composer = new Composer((order) => this.start(order));
+    this.composer = new Composer(
+      (order) => this.start(order),
+      () => this.toggleComposer(false),
+    );
     this.arrival = new Arrival(context, () => this.composer);
     const tool = (name: string, title: string, click: () => void) =>
       el(
@@ -137,7 +140,7 @@ export class Header {
   toggleComposer(show = this.composer.node.hidden): void {
     this.composer.node.hidden = !show;
     this.newButton.setAttribute("aria-expanded", String(show));
-    if (show) this.composer.focus();
+    (show ? this.composer : this.newButton).focus();
   }
 
   private draw(): void {

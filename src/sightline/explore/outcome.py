@@ -69,19 +69,28 @@ def outcome(run: Run, tokenizer: Any, row: Tensor, aim: Aim, n: int) -> dict[str
     }
 
 
-def kept(run: Run, n: int) -> dict[str, Any] | None:
-    """The same from what was kept of the last position, where nothing else is asked for."""
+def kept(run: Run, n: int, aim: Aim) -> dict[str, Any] | None:
+    """The same from what was kept of the last position; None if that does not say it."""
     known = run.meta.get("next")
-    if not known:
+    if not known or aim.after not in (None, len(run.tokens) - 1):
         return None
-    first = known[0]
+    token = _named(known, aim.token) if aim.token else known[0]
+    than = _named(known, aim.than) if aim.than else None
+    if token is None or token is than or (aim.than and than is None):
+        return None
     return {
         "after": len(run.tokens) - 1,
         "tokens": known[:n],
-        "token": first,
-        "than": None,
-        "value": first["logit"],
+        "token": token,
+        "than": than,
+        "value": token["logit"] - (0.0 if than is None else than["logit"]),
     }
+
+
+def _named(known: list[dict[str, Any]], text: str) -> dict[str, Any] | None:
+    """The likelier of a text as it is written or after a space, as `token_id` has it."""
+    written = (text,) if text[:1].isspace() else (text, f" {text}")
+    return next((one for one in known if one["text"] in written), None)
 
 
 def spelled(run: Run, tokenizer: Any) -> list[int] | None:

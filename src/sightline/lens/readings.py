@@ -38,6 +38,7 @@ _HOW = {
     "norms": "sl.look(q, k, v) or sl.observe(q, k, v)",
     "influence": "sl.look(q, k, v, grad=g), or sl.watch(model, influence=True, keep_qk=True) and seen.backward(y)",
 }
+_CALLED = "a model that calls F.scaled_dot_product_attention there: of that, output and values are known"
 
 
 class Extra(NamedTuple):
@@ -48,6 +49,7 @@ class Extra(NamedTuple):
     along: Tensor | None = None  # g_i . o_i, [*batch, heads, queries]
     sizes: Tensor | None = None  # the size of what key j carries in head h, [*batch, heads, keys]
     norms_of: str | None = None  # what these are the sizes of, in words
+    lacks: str | None = None  # why nothing of this is known of a watched layer, in words
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that are there, by name."""
@@ -88,24 +90,26 @@ def check_known(of: str, call: Call, extra: Extra) -> None:
             hint='of="influence", which any normaliser has',
         )
     if of == "norms" and extra.sizes is None and extra.v is None:
-        raise _unknown(of, "the values v, or the sizes of what keys carry", "neither")
+        raise _unknown(of, "the values v, or the sizes of what keys carry", "neither", extra.lacks)
     if of in SIGNED and (extra.v is None or extra.grad is None):
         names = [name for name in ("v", "grad") if getattr(extra, name) is None]
-        raise _unknown(of, "v and grad, the gradient of y by the heads' output", f"no {' and no '.join(names)}")
+        raise _unknown(
+            of, "v and grad, the gradient of y by the heads' output", f"no {' and no '.join(names)}", extra.lacks
+        )
 
 
-def _unknown(of: str, expected: str, got: str) -> InputError:
+def _unknown(of: str, expected: str, got: str, lacks: str | None) -> InputError:
     return InputError(
         f"{of} of cells is not known here",
         expected=f"a sight with {expected}",
-        got=got,
-        hint=_HOW["norms" if of == "norms" else "influence"],
+        got=got if lacks is None else lacks,
+        hint=_HOW["norms" if of == "norms" else "influence"] if lacks is None else _CALLED,
     )
 
 
-def no_influence() -> InputError:
+def no_influence(extra: Extra) -> InputError:
     """What is said where neither g.o nor what it is made of is known."""
-    return _unknown("influence", "v and grad, the gradient of y by the heads' output", "none")
+    return _unknown("influence", "v and grad, the gradient of y by the heads' output", "none", extra.lacks)
 
 
 def check_grad(grad: object, call: Call, v: Tensor | None, flat: bool = False) -> Tensor | None:

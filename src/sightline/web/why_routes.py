@@ -238,7 +238,7 @@ def add_why(api: APIRouter, service: Service) -> None:
         """What the model would write next, its edits and all: probabilities, and the difference of two logits."""
         it = service.run(run)
         aim = Aim(token, than, after)
-        body = outcome.kept(it, n) if aim == Aim() else None
+        body = outcome.kept(it, n, aim)
         if body is None:
             ids = outcome.ids_of(it)
             row = await row_after(request, it, aims.place(aim, len(ids)))

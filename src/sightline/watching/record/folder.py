@@ -190,7 +190,7 @@ class Writer:
         self.files[layer.name] = names
         self.stale = [[old for old in group if old not in names] for group in self.stale]
         self.written[layer.name] = state
-        if isinstance(layer, Layer) and self.free:
+        if isinstance(layer, Layer) and self.free and layer.orders is None:
             layer.forget(lambda: _read_sight(path))
 
     def _index(self, complete: bool, durable: bool = False) -> None:
