@@ -274,6 +274,21 @@ def growth(results: Results, kind: str) -> str:
     return f"{where(results, kind, 'growth')}.\n\n" + table(head, rows) + picture
 
 
+def edits(results: Results, kind: str) -> str:
+    """What edits cost, beside what they take the place of."""
+    rows = []
+    for row in results.rows(f"edits-{kind}"):
+        long = f"{row['tokens']:,}"
+        if row["part"] == "cut":
+            of, took = f"{times(row['of_unedited'])} of unedited", duration(row["median_ms"])
+            rows.append((row["call"], long, of, took, size(row["mebibytes"])))
+        else:
+            of, took = f"{times(row['of_one_by_one'])} of one run for each head", duration(row["seconds"] * 1e3)
+            rows.append((f"{row['call']}, {row['heads']} heads", long, of, took, ""))
+    head = ("", "tokens", "of what", "time", "memory")
+    return f"{where(results, kind, 'edits')}.\n\n" + table(head, rows)
+
+
 def page_size(results: Results) -> str:
     rows = []
     for row in results.rows("page_size-cpu"):
@@ -495,5 +510,6 @@ for _kind in ("cpu", "gpu"):
         "modules": modules,
         "watching": watching,
         "growth": growth,
+        "edits": edits,
     }.items():
         BLOCKS[f"{_name}-{_kind}"] = _of(_kind, _make)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.models import load
+from model_cases import minilm, minilm_tokenizer, smollm2, smollm2_tokenizer
 
 EXAMPLES = {
     one["name"]: one
@@ -19,15 +18,12 @@ EXAMPLES = {
 }
 
 
-@cache
-def model(name: str) -> tuple[Any, Any]:
-    loaded, tokenizer = load(name)
-    return loaded.eval(), tokenizer
+MODELS = {"minilm": (minilm, minilm_tokenizer), "smollm2": (smollm2, smollm2_tokenizer)}
 
 
 def head(one: dict[str, Any], number: int | None = None) -> tuple[list[str], torch.Tensor]:
     """The tokens of an example and the map of its head."""
-    made, tokenizer = model(one["model"])
+    made, tokenizer = (get() for get in MODELS[one["model"]])
     encoding = tokenizer.encode(one["text"])
     with torch.no_grad(), sl.watch(made, layers=[one["layer"]], keep_qk=True) as seen:
         made(torch.tensor([encoding.ids]))

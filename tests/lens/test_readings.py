@@ -15,6 +15,7 @@ from cases import Case, cases, generator, inputs
 from lens_cases import Map, lift, limit, whole_map
 from sightline.errors import InputError, InputTypeError
 from sightline.lens import by_map
+from sightline.lens.cpu.top_keys import Best
 from sightline.lens.kept import KeptSight
 from sightline.lens.readings import Extra
 
@@ -360,3 +361,18 @@ def test_two_readings_of_one_long_map_stay_small(long: tuple[Tensor, ...]) -> No
     near = sight.tile(slice(23_000, 23_010), slice(22_900, 23_010), of="influence")
     top = sight.top(2, of="influence")
     assert torch.allclose(top.weights[:, 23_000:23_010, 0].abs(), near.abs().amax(-1), atol=1e-5)
+
+
+def test_what_a_mask_hides_is_not_sorted(long: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles on the diagonal have many cells that are alike: absent. They are ranked below all others, apart."""
+    answers = []
+    by_groups = Best._by_groups
+    monkeypatch.setattr(Best, "_by_groups", lambda *given: answers.append(by_groups(*given)) or answers[-1])
+    q, k, v, g = (x[:, :2] for x in (long[0], long[1], long[2], long[3]))
+    sight = sl.look(q, k, v, grad=g, mask=sl.causal(align="start"))
+    top = sight.top(5, of="influence")
+    assert len(answers) > 4
+    assert all(answers)
+    cells = sight.tile(ALL, ALL, of="influence")
+    assert torch.allclose(top.weights.abs(), cells.abs().topk(5, -1).values, atol=1e-6)
+    assert torch.equal((top.keys >= 0).sum(-1)[0, 0], torch.arange(1, 518).clamp_max(5))
