@@ -33,6 +33,7 @@ MEASURED = {
     "watch_models": WATCHING,
     "explorer": (*ACCOUNTS, "explore", "web"),
     "page_size": ("explore",),
+    "influence": WATCHING,
 }
 
 
