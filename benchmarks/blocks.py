@@ -308,6 +308,21 @@ def growth(results: Results, kind: str) -> str:
     return f"{where(results, kind, 'growth')}.\n\n" + table(head, rows) + picture
 
 
+def edits(results: Results, kind: str) -> str:
+    """What edits cost, beside what they take the place of."""
+    rows = []
+    for row in results.rows(f"edits-{kind}"):
+        long = f"{row['tokens']:,}"
+        if row["part"] == "cut":
+            of, took = f"{times(row['of_unedited'])} of unedited", duration(row["median_ms"])
+            rows.append((row["call"], long, of, took, size(row["mebibytes"])))
+        else:
+            of, took = f"{times(row['of_one_by_one'])} of one run for each head", duration(row["seconds"] * 1e3)
+            rows.append((f"{row['call']}, {row['heads']} heads", long, of, took, ""))
+    head = ("", "tokens", "of what", "time", "memory")
+    return f"{where(results, kind, 'edits')}.\n\n" + table(head, rows)
+
+
 def page_size(results: Results) -> str:
     rows = []
     for row in results.rows("page_size-cpu"):
@@ -426,22 +441,31 @@ def ladder(results: Results) -> str:
 
 
 def references(results: Results) -> str:
-    """The heads that follow a reference most often, and what chance gives."""
+    """The heads that follow a reference most often, with each link and over both, and what chance gives."""
     rows = []
+    kinds = ("so", "because", "both")
     for found in results.rows("references-cpu"):
-        count = found["sentences"]
-        for best in found["best"][:3]:
+        hits = {
+            kind: {
+                tuple(line[:2]): sum(line[3:]) for line in ([int(x) for x in one.split()] for one in found[kind]["all"])
+            }
+            for kind in kinds[:2]
+        }
+        hits["both"] = {head: count + hits["because"][head] for head, count in hits["so"].items()}
+        bests = [found[kind]["best"][0] for kind in kinds]
+        for layer, head in dict.fromkeys((best["layer"], best["head"]) for best in bests):
             rows.append(
                 (
                     f"{found['model']}, {found['heads']} heads",
-                    f"layer {best['layer']}, head {best['head']}",
-                    f"{best['hits']} of {count}",
-                    f"{best['first']} of {count}",
+                    f"layer {layer}, head {head}",
+                    *(f"{hits[kind][layer, head]} of {found[kind]['sentences']}" for kind in kinds),
                 )
             )
-        chance = round(count * found["best_by_chance"])
-        rows.append(("", "*the best of all by chance*", f"{chance} of {count}", ""))
-    return table(("model", "head", "hits", "looks at the first noun"), rows, words=(0, 1))
+        chance = ((found[kind]["best_by_chance"], found[kind]["sentences"]) for kind in kinds)
+        rows.append(
+            ("", "*the best of all by chance*", *(f"{round(share * count)} of {count}" for share, count in chance))
+        )
+    return table(("model", "head", "hits with so", "with because", "together"), rows, words=(0, 1))
 
 
 def survey(results: Results) -> str:
@@ -521,5 +545,6 @@ for _kind in ("cpu", "gpu"):
         "watching": watching,
         "growth": growth,
         "influence": influence,
+        "edits": edits,
     }.items():
         BLOCKS[f"{_name}-{_kind}"] = _of(_kind, _make)

@@ -39,6 +39,7 @@ export class TextView {
   private ruler: Ruler;
   private table = el("table", { class: "top-keys" });
   private find: FindBar;
+  private image: ImageView;
   private reshade = debounced(40, () => void this.load());
   private redraw = eachFrame(() => this.ruler.draw(this.context.run.value?.tokens.length ?? 0));
   private asked = 0;
@@ -53,14 +54,16 @@ export class TextView {
     const against = (token: number) => this.shading.against(token);
     this.body = new TextBody(context, strength, (token) => this.find.has(token), against);
     this.ruler = new Ruler(this.body.scroller, strength);
+    const heading = el("h2", {}, "Text");
+    this.image = new ImageView(context, heading);
     this.node = el(
       "section",
       { class: "text", attrs: { "aria-label": "Text", id: "text" } },
-      el("div", { class: "text-head" }, el("h2", {}, "Text"), this.findButton()),
+      el("div", { class: "text-head" }, heading, this.findButton()),
       this.tabs,
       this.about,
       this.find.node,
-      new ImageView(context).node,
+      this.image.node,
       el("div", { class: "text-frame" }, this.body.scroller, this.ruler.node),
       this.table,
     );
@@ -188,6 +191,7 @@ export class TextView {
 
   private paint(): void {
     this.body.paint();
+    this.image.paint(this.shading);
     this.redraw();
   }
 

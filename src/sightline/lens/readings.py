@@ -192,11 +192,12 @@ class Reader:
     """Makes readings of tiles of one call, a band of rows after the other.
 
     A tile's readings are written over by those of the next one. `together`: of one tile both influence and pull are
-    made, from one product.
+    made, from one product. `fine`: that is made in float64, and then rounded.
     """
 
-    def __init__(self, call: Call, extra: Extra, together: bool = True) -> None:
+    def __init__(self, call: Call, extra: Extra, together: bool = True, fine: bool = False) -> None:
         self.call, self.extra, self.together = call, extra, together
+        self._dtype = torch.float64 if fine else call.compute_dtype
         self._g: Tensor | None = None
         self._product: tuple[Seen | None, Tensor | None] = (None, None)  # of the last tile
         self._memory: Tensor | None = None
@@ -204,7 +205,7 @@ class Reader:
     def band(self, rows: slice) -> None:
         """A new band of rows begins."""
         grad = self.extra.grad
-        self._g = None if grad is None else fold(grad[..., rows, :], self.call.sizes).to(self.call.compute_dtype)
+        self._g = None if grad is None else fold(grad[..., rows, :], self.call.sizes).to(self._dtype)
 
     def tile(self, of: str, seen: Seen) -> Float[Tensor, "*batch heads rows columns"]:
         """A reading of the cells of one tile alone."""
@@ -243,6 +244,7 @@ class Reader:
                 found = unfold(torch.bmm(g, v.mT, out=out), self.call.sizes)
             else:
                 found = unfold(g @ v.mT, self.call.sizes)
+            found = found.to(self.call.compute_dtype)
             self._product = seen, found
         return found
 
