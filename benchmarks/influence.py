@@ -102,7 +102,7 @@ def edges(tokens: int, causal: bool) -> list[dict]:
     candidates |= {"fused": fused, "eager": eager}
     if GPU and tokens > 8192:
         del candidates["eager"]  # its maps take more memory than there is
-    found = compare(candidates, repeats=5)
+    found = compare(candidates, repeats=5, warmups=1)
     row = {"call": EDGES, "tokens": tokens, "causal": causal, "by": done_by(q, k, v, g), **found["ours"]}
     row["of_forward_and_backward"] = ratio(found, "ours", "fused")
     if "eager" in candidates:
@@ -182,7 +182,8 @@ def main() -> None:
             for row in run():
                 rows.append({"part": part, **row})
                 print(rows[-1], flush=True)
-    print("written:", write("influence", rows, options.out))
+            written = write("influence", rows, options.out)  # what is measured is there, whatever comes after it
+            print("written:", written, flush=True)
 
 
 if __name__ == "__main__":
