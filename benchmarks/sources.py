@@ -31,8 +31,10 @@ MEASURED = {
     "monitor": WATCHING,
     "watch": WATCHING,
     "watch_models": WATCHING,
+    "edits": (*WATCHING, "editing"),
     "explorer": (*ACCOUNTS, "explore", "web"),
     "page_size": ("explore",),
+    "influence": WATCHING,
 }
 
 

@@ -47,6 +47,11 @@ class Target:
         found = _pick(row, self.token, "token")
         return found if self.than is None else found - _pick(row, self.than, "than")
 
+    @property
+    def reads_last(self) -> bool:
+        """Whether it reads the logits of the last position, and no others."""
+        return self.kind in ("logit", "logprob") and isinstance(self.at, int) and self.at == -1
+
     def __repr__(self) -> str:
         def said(x: Any) -> str:
             return f"<{' x '.join(map(str, x.shape))}>" if isinstance(x, Tensor) and x.dim() else str(x)

@@ -37,7 +37,7 @@ export class Context {
 
   constructor() {
     const data = embeddedData();
-    this.source = data ? new EmbeddedSource(data) : new HttpSource(this.way ?? undefined);
+    this.source = data ? new EmbeddedSource(data) : new HttpSource(this.way);
     this.loader = new Loader(this.source);
     const system = matchMedia("(prefers-color-scheme: dark)");
     const chosen = stored("theme");

@@ -83,7 +83,7 @@ export class ExportDialog {
     if (this.context.source.live)
       items.push(
         item("HTML", "the run as one page that needs no server", () =>
-          this.fetch(this.context.source.exportAddress(run.id, "html", layer, head, "", "")),
+          this.fetch(this.context.source.exportAddress(run.asked, "html", layer, head, "", "")),
         ),
       );
     this.list.replaceChildren(el("ul", {}, ...items));

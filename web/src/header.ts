@@ -112,7 +112,7 @@ export class Header {
 
   async load(): Promise<void> {
     this.limits = await this.context.source.limits();
-    this.composer.setModels(this.limits.models);
+    this.composer.setLimits(this.limits);
     this.newButton.hidden = this.editButton.hidden = !this.limits.models.length;
     await this.refresh();
   }
@@ -157,7 +157,8 @@ export class Header {
       ),
     );
     this.runSelect.hidden = this.closeButton.hidden = !this.runs.length;
-    this.editButton.hidden = !open || !this.limits?.models.length || !open.tokens.length;
+    const words = open?.tokens.length && !open.info.image?.alone; // a picture is no text to change
+    this.editButton.hidden = !this.limits?.models.length || !words;
     if (!open) return;
     this.layerSelect.replaceChildren(
       ...open.info.layers.map((layer) =>
@@ -179,7 +180,7 @@ export class Header {
   }
 
   private async start(order: Order): Promise<void> {
-    const { id } = await this.context.source.order(order.text, order.model, order.generate);
+    const { id } = await this.context.source.order(order.text, order.model, order.generate, order.image);
     this.arrival.expect(id, order);
     this.toggleComposer(false);
     this.follow(id);

@@ -152,7 +152,7 @@ export class Links {
     const sink = this.context.state.aside && !run.reading && run.sink(layer, head) > SINK ? run.sink(layer, head) : 0;
     if (sink) this.about.append(`; the first token, ${Math.round(100 * sink)} %, is set aside: lines show the rest`);
     const now = ++this.asked;
-    const floor = run.source.floor?.(layer, head) ?? info.floor;
+    const floor = run.source.floor?.(layer, head, run.asked) ?? info.floor;
     if (!floor || floor[0] || floor[1]) {
       this.about.textContent = this.context.source.live
         ? "q and k were not kept: watch with keep_qk=True to see links of a long text."

@@ -18,7 +18,7 @@ import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
 import { verb } from "./readings";
-import { reportNote } from "./reportnote";
+import { readFirst, reportNote } from "./reportnote";
 import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
 import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
@@ -152,6 +152,7 @@ class App {
     if (state.run && known) await this.context.open(state.run, bare(state), state);
     else if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
     else this.header.invite();
+    if (!state.of) await readFirst(this.context, !state.run);
   }
 
   private follow(): void {
@@ -196,7 +197,7 @@ class App {
     if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
       try {
         const row = await run.row(layer, head, queries);
-        const held = queries.map((query) => context.source.held?.(layer, head, query, key));
+        const held = queries.map((query) => context.source.held?.(layer, head, query, key, run.asked));
         if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
         weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
       } catch {

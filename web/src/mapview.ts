@@ -127,7 +127,7 @@ export class MapView {
     const layer = head.run.layer(head.layer);
     this.camera.fitTo(layer.queries, layer.keys);
     const floors = look.heads.map(
-      ({ run, layer, head }) => run.source.floor?.(layer, head) ?? run.layer(layer).floor ?? [0, 0],
+      ({ run, layer, head }) => run.source.floor?.(layer, head, run.asked) ?? run.layer(layer).floor ?? [0, 0],
     );
     this.grid.most = look.tiles;
     this.grid.floor = [Math.max(...floors.map((f) => f[0])), Math.max(...floors.map((f) => f[1]))];

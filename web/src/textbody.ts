@@ -144,7 +144,14 @@ export class TextBody {
     const first = Number(block.dataset.block) * BLOCK;
     const stop = Math.min(first + BLOCK, run.tokens.length);
     const parts: (Node | string)[] = [];
+    const { image } = run.info;
+    const patches = image && image.first !== null ? [image.first, image.first + image.rows * image.columns] : [0, 0];
     for (let i = first; i < stop; i++) {
+      if (i >= patches[0] && i < patches[1]) {
+        // They stand on the picture itself; in the text one word is enough.
+        if (i === patches[0]) parts.push(" ", el("span", { class: "t chip", attrs: { "data-t": i } }, "the picture"));
+        continue;
+      }
       const kind = run.tokens.kind(i);
       const piece = run.tokens.piece(i);
       const text = piece ? piece.shown || (isolated(piece.of) === piece.of ? PART : JOINED_PART) : run.tokens.text(i);

@@ -2,9 +2,9 @@
 
 | to find | look in |
 | --- | --- |
-| what a head is like, in numbers | `measures.py` |
+| what a head is like, in numbers | `watching/read/measures.py` |
 | all heads of a model, ranked; loss against heads removed | `take.py` |
-| the same as a page | `page.py` |
+| the same as a page | `page.py`, over that of an atlas (`surveying/atlas.html`) |
 """
 
 from sightline.census.take import Census, census

@@ -14,13 +14,14 @@ from sightline.cli.look import check, read
 from sightline.errors import InputError
 from sightline.explore.model_runs import Models
 from sightline.files import write_whole
+from sightline.watching.read.measures import OF_MAPS
 
 TEXTS = (
     "When Mary and John went to the store, John gave a drink to Mary. Then Mary thanked John and went home.",
     "The capital of France is Paris, and the capital of Italy is Rome. The capital of Spain is Madrid.",
     "The kids were scared of the lions, so they left right away. The lions did not follow them.",
 )
-MEASURES = ("previous", "induction", "first", "duplicate", "retrieval", "influence", "effect")
+MEASURES = (*OF_MAPS, "retrieval", "influence", "effect")
 
 
 def heads(
@@ -56,13 +57,18 @@ def heads(
             hint="sightline heads smollm2",
         )
     ids = [tokenizer.encode(one).ids for one in content]
-    found = census(loaded, ids, vocabulary=loaded.embedding.num_embeddings)
+
+    def write(prompt: Any, count: int) -> list[int]:
+        new: list[int] = loaded.generate(prompt.tolist(), max_new_tokens=count, eos=())
+        return new
+
+    found = census(loaded, ids, vocabulary=loaded.embedding.num_embeddings, generate=write)
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=1))
     else:
         _tell(found, rank, n)
     if out is not None:
-        whole = page(found, f"The heads of {model}", rank)
+        whole = page(found, model, rank)
         write_whole(out, lambda file: file.write_text(whole, encoding="utf-8"))
         typer.echo(f"Kept in {out}: open it in a browser", err=as_json)
     if not found.complete:
@@ -81,7 +87,7 @@ def _tell(found: Census, rank: str, n: int) -> None:
     table = Table("layer", "head", *names, box=None)
     for layer, head in found.ranked(rank)[:n]:
         table.add_row(str(layer), str(head), *(f"{float(found.table[name][layer, head]):.3f}" for name in names))
-    console.print(f"Heads by {rank}; influence and effect: how much the loss rises without the head")
+    console.print(f"Heads by {rank}; influence and effect: how much the head raises the loss, below 0 it lowers it")
     console.print(table)
     if found.curves:
         console.print(f"\nLoss {found.loss:.3f} nats a token; with heads removed, in the order of")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sightline.editing import sources
+from sightline.editing import pieces, sources
 from sightline.editing.edits import Edit
 from sightline.editing.maps import Block
 from sightline.editing.plan import INPUT, MAP, Act
 from sightline.editing.shown import shown
 from sightline.editing.where import Where
 from sightline.errors import InputError
+from sightline.lens.rows import rows_only
 from sightline.watching.intercept.looked import Edited
 from sightline.watching.record.shares import real_keys
 
@@ -23,24 +24,31 @@ if TYPE_CHECKING:
     from sightline.watching.intercept.looked import Attended
     from sightline.watching.seen import Seen
 
-Means = dict[str, Tensor]  # of the heads of a layer in the prompt, `[batch, heads, value_dim]`
 
-
-def apply(acts: list[Act], attended: Attended, place: Place, means: Means, real: Tensor | None) -> Edited:
+def apply(acts: list[Act], attended: Attended, real: Tensor | None) -> Edited:
     """The output of a call, its weights where the model has them, and what a watch is to see of it."""
     call, out, weights = attended.call, attended.out, attended.weights
     inputs = [act for act in acts if act.step in INPUT]
     edited = Edited(out, weights)
     if inputs:
-        block = Block(call, inputs, place)
-        out = block.put(out, block.output(), block.touched(inputs))
+        block = Block(call, inputs)
         changed = [act for act in inputs if act.step in MAP]
+        row = None
         if attended.watched:
-            edited = shown(attended, block, changed, edited)
+            row = rows_only(call) if attended.row is None else attended.row
+        in_pieces = pieces.cut(block, out, row)
+        if in_pieces is None:
+            out = block.put(out, block.output(), block.touched(inputs))
+        else:
+            out = in_pieces[0]
+        if attended.watched:
+            edited = shown(
+                attended._replace(row=row), block, changed, edited, None if in_pieces is None else in_pieces[1]
+            )
         if changed and weights is not None:
             edited = edited._replace(weights=_weights(weights, block, changed))
     for act in sorted((act for act in acts if act.step not in INPUT), key=lambda act: _LATE.index(act.edit.kind)):
-        out = _output(act, out, place, means, real)
+        out = _output(act, out, real)
     return edited._replace(out=out)
 
 
@@ -53,26 +61,33 @@ def _weights(weights: Tensor, block: Block, acts: list[Act]) -> Tensor:
     return block.put(weights, torch.cat(parts, -2), block.touched(acts))
 
 
-def _output(act: Act, out: Tensor, place: Place, means: Means, real: Tensor | None) -> Tensor:
+def _output(act: Act, out: Tensor, real: Tensor | None) -> Tensor:
     """Patch, ablate or scale what heads gave."""
-    device = out.device
+    device, place = out.device, act.place
     here = (act.examples.view(-1, 1, 1) & act.heads.view(1, -1, 1) & act.rows)[..., None].to(device)
     if act.edit.kind == "scale":
         return torch.where(here, out * act.edit.options["factor"], out)
     if act.edit.kind == "patch":
-        return torch.where(here, _from_source(act, out, place), out)
+        return torch.where(here, _from_source(act, out), out)
     by = act.edit.options["by"]
     if isinstance(by, str):
         if by == "zero":
             return out.masked_fill(here, 0.0)
-        return torch.where(here, mean_of(out, place, means, real), out)
+        return torch.where(here, mean_of(out, place, real), out)
     return torch.where(here, given_for(by, out, place), out)
 
 
-def mean_of(out: Tensor, place: Place, means: Means, real: Tensor | None) -> Tensor:
+def mean_of(out: Tensor, place: Place, real: Tensor | None) -> Tensor:
     """The mean output of each head over the unpadded queries of the prompt, `[batch, heads, 1, value_dim]`."""
-    name = sources.full_name(place)
+    name, means = sources.full_name(place), place.means
     begins = place.first_query == 0 or name not in means
+    if begins and place.first_query and place.queries == 1:
+        raise InputError(
+            f"the prompt of {place.name} was not run inside the block, and its mean output is to take a step's place",
+            expected="a prompt, and then its steps",
+            got=f"one query at column {place.first_query}",
+            hint="run the prompt inside the block too; or by=seen.mean_output()",
+        )
     if begins:
         marks = torch.ones(out.shape[0], out.shape[2], dtype=torch.bool, device=out.device) if real is None else real
         share = marks[:, None, :, None].to(out.dtype)
@@ -143,10 +158,10 @@ def given_for(by: Tensor | dict[str, Tensor], out: Tensor, place: Place) -> Tens
     return found[:, None] if found.dim() == 2 else found
 
 
-def _from_source(act: Act, out: Tensor, place: Place) -> Tensor:
+def _from_source(act: Act, out: Tensor) -> Tensor:
     """What heads gave in another run, in the shape of what they give here."""
     assert act.there is not None
-    return _there(act.edit.options["source"], out, place, act.heads.nonzero().flatten().tolist(), act.there[0])
+    return _there(act.edit.options["source"], out, act.place, act.heads.nonzero().flatten().tolist(), act.there[0])
 
 
 def patched_for(seen: Seen, out: Tensor, place: Place) -> Tensor:

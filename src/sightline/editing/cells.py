@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sightline.masks import FULL, MIXED, Mask
+from sightline.masks import EMPTY, FULL, MIXED, Mask
+from sightline.portable import some_heads
 
 if TYPE_CHECKING:
-    from sightline.editing.place import Place
     from sightline.editing.plan import Act
 
 
@@ -40,8 +42,9 @@ class Uncut(Mask):
         self.members, self.heads, self.rows, self.columns, self.rule, self.at = members, heads, rows, columns, rule, at
 
     @staticmethod
-    def of(act: Act, place: Place, device: torch.device) -> Uncut:
+    def of(act: Act, device: torch.device) -> Uncut:
         """What an act of the kind cut leaves of its call."""
+        place = act.place
         end = place.first_key + place.keys
         queries = place.first_query + place.queries if place.cross else end
         rule = act.edit.options.get("mask")
@@ -61,8 +64,13 @@ class Uncut(Mask):
         return ~gone
 
     def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
-        touched = [_any(marks, sides) for marks, sides in ((self.rows, row_edges), (self.columns, column_edges))]
-        return np.where(touched[0][:, None] & touched[1][None], MIXED, FULL).astype(np.int8)
+        both = (self.rows, row_edges), (self.columns, column_edges)
+        rows, columns = (_marked(marks, sides) for marks, sides in both)
+        touched = (rows[:, None] > EMPTY) & (columns > EMPTY)
+        if self.rule is not None or not bool(self.members.all() & self.heads.all()):
+            return np.where(touched, MIXED, FULL).astype(np.int8)
+        gone = (rows[:, None] == FULL) & (columns == FULL)
+        return np.where(gone, EMPTY, np.where(touched, MIXED, FULL)).astype(np.int8)
 
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         """It was made for its call."""
@@ -72,7 +80,42 @@ class Uncut(Mask):
         return False
 
 
-def _any(marks: Tensor, sides: np.ndarray) -> np.ndarray:
-    """Whether anything is marked between the edges."""
+class Picked(Mask):
+    """A mask for some members and heads of its call."""
+
+    saved_as = None
+    holds = ("mask", "members", "heads")
+
+    def __init__(self, mask: Mask, members: list[int], heads: list[int]) -> None:
+        self.mask, self.members, self.heads = mask, members, heads
+
+    @staticmethod
+    def of(mask: Mask, members: list[int], heads: list[int]) -> Mask:
+        """The same, of a mask that may be made of others."""
+        if isinstance(mask, Uncut):
+            return Uncut(mask.members[members], mask.heads[heads], *(mask.rows, mask.columns), mask.rule, mask.at)
+        parts = mask.conjuncts()
+        found = [part if part.is_positional else Picked(part, members, heads) for part in parts]
+        return reduce(and_, found)
+
+    def tile(self, rows: slice, columns: slice, queries: int, keys: int, device: torch.device) -> Tensor:
+        cells = some_heads(self.mask.tile(rows, columns, queries, keys, device), self.heads, 2)
+        if cells.dim() < 4 or cells.shape[0] == 1:
+            return cells
+        return cells[torch.tensor(self.members, device=cells.device)]
+
+    def kinds(self, row_edges: np.ndarray, column_edges: np.ndarray, queries: int, keys: int) -> np.ndarray:
+        return self.mask.kinds(row_edges, column_edges, queries, keys)
+
+    def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
+        """What it is picked from was checked."""
+
+    def __repr__(self) -> str:
+        return repr(self.mask)
+
+
+def _marked(marks: Tensor, sides: np.ndarray) -> np.ndarray:
+    """Whether none, some or all are marked between the edges."""
     before = np.concatenate([[0], np.cumsum(marks.cpu().numpy())])
-    return (before[sides[1:]] - before[sides[:-1]]) > 0
+    count = before[sides[1:]] - before[sides[:-1]]
+    return np.where(count == 0, EMPTY, np.where(count == sides[1:] - sides[:-1], FULL, MIXED))

@@ -17,7 +17,7 @@ from sightline import caches
 from sightline.editing.apply import apply, real_queries
 from sightline.editing.edits import Edit, Edits
 from sightline.editing.place import Place
-from sightline.editing.plan import acts_in
+from sightline.editing.plan import MAP, Act, acts_in, check_apart
 from sightline.errors import InputError, explain
 from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
@@ -26,6 +26,7 @@ from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.looked import Attended, Edited
 from sightline.watching.intercept.mask_tables import Tables
+from sightline.watching.tokens import find_ids, is_one
 
 if TYPE_CHECKING:
     from sightline.watching.intercept.looked import Looked
@@ -38,6 +39,7 @@ class Editor:
     """Between entering and leaving the block: among the watches of its thread, with the right to change."""
 
     edits = True  # what the handlers ask
+    listens = False  # to what the edits of all blocks have made of a call
     compact = lenient = False
     writer = None
 
@@ -57,6 +59,8 @@ class Editor:
         self.acted: set[int] = set()  # edits that touched something
         self.recomputing = self.recomputed = 0  # calls inside a checkpoint, and those that ran again
         self.depth = self.thread = 0
+        self.one = False  # whether this pass was given one position
+        self.batch: int | None = None  # and how many members, where that is sure
         self.stack = ExitStack()
         self.used = False
 
@@ -142,12 +146,14 @@ class Editor:
                 stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
-    def enters(self, *_: object) -> None:
+    def enters(self, _: nn.Module, args: tuple, kwargs: dict) -> None:
         if threading.get_ident() != self.thread or torch._C._current_graph_task_id() != -1:
             return
         self.depth += 1
         if self.depth == 1:
             self.counts, self.at, self.real = {}, None, None
+            ids = find_ids(args, kwargs)
+            self.one, self.batch = is_one(args, kwargs, ids), _members(args, kwargs, ids)
 
     def leaves(self, *_: object) -> None:
         if threading.get_ident() == self.thread and torch._C._current_graph_task_id() == -1:
@@ -187,14 +193,17 @@ class Editor:
         if name not in self.list.uncompiled:
             self.list.uncompiled.append(name)
 
-    def edit(self, name: str, attended: Attended, editors: list[Editor]) -> Edited:
-        """A call as the edits of all blocks have it."""
-        place = self._place(name, attended)
-        call = attended.call
-        edits = [edit for editor in editors for edit in editor.list]
-        acts = acts_in(edits, call, place)
-        for editor in editors:
-            editor.acted |= {id(act.edit) for act in acts}
+    def edit(self, name: str, attended: Attended, editing: list[tuple[Editor, str]]) -> Edited:
+        """A call as the edits of all blocks have it, each with its own names and numbers of layers."""
+        acts = []
+        for editor, called in editing:
+            mine = acts_in(editor.list, attended.call, editor._place(called, attended))
+            editor.acted |= {id(act.edit) for act in mine}
+            acts += mine
+        check_apart(acts)
+        if attended.by_hand and acts:
+            _check_by_hand(name, acts, attended.by_hand)
+        edits = [act.edit for act in acts]
         if not acts:
             return Edited(attended.out, attended.weights)
         again = torch._C._current_graph_task_id() != -1
@@ -208,7 +217,7 @@ class Editor:
                     got="; ".join(map(repr, edits)),
                     hint=f'layers="{name}"',
                 )
-        return apply(acts, attended, place, self.means, self.real)
+        return apply(acts, attended, self.real)
 
     def _place(self, name: str, attended: Attended) -> Place:
         """Where a call stands among all columns."""
@@ -248,6 +257,8 @@ class Editor:
             query_end,
             key_end,
             cross,
+            self.batch,
+            self.means,
         )
         if not cross:
             self.at, self.real = first, real_queries(attended, place)
@@ -274,6 +285,10 @@ class Editor:
     def goes_on(self, *_: object) -> bool:
         return False
 
+    def is_step(self, name: str, keys: int) -> bool:
+        """Whether one query may be a step of a generation; one that asks all of the others is none."""
+        return self.one or self.reached.get(f"{name}#{self.counts.get(name, 0) + 1}") == keys - 1
+
     def note(self, name: str, first_query: int, end_key: int) -> None:
         """A call that is not edited: its queries stand where those of the others do."""
         if first_query >= 0:
@@ -281,6 +296,13 @@ class Editor:
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """Who edits keeps no account."""
+
+    def mark_by_hand(self, name: str) -> None:
+        """Nor is there anything to take back."""
+
+    def module_of(self, name: str) -> nn.Module | None:
+        """The module of this path."""
+        return next((part for part in inner(self.model).modules() if self.names.get(id(part)) == name), None)
 
 
 class _EditMode(WatchMode):
@@ -330,6 +352,30 @@ class _Refusing(dict):
         if name not in self:
             self[name] = why
         return why
+
+
+def _members(args: tuple, kwargs: dict, ids: Tensor | None) -> int | None:
+    """How many texts or images a model is given; None if it is not sure which axis they are."""
+    images = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 4]
+    return ids.shape[0] if ids is not None else images[0].shape[0] if images else None
+
+
+def _check_by_hand(name: str, acts: list[Act], how: str) -> None:
+    """Refuse what cannot be done where attention is written by hand: its scores are known, and not q and k."""
+    if how == "dropped" and any(act.step in MAP for act in acts):
+        got, hint = "weights of which some were dropped", "model.eval()"
+    elif any(act.step in ("queries", "keys") for act in acts):
+        got, hint = "scores, not the queries and keys that they are made of", 'what="pattern"'
+    elif _in_checkpoint():
+        got, hint = "a checkpoint, in which it would run again unedited", "without checkpointing"
+    else:
+        return
+    raise InputError(
+        f"this edit is not for {name}",
+        expected="attention that is not written by hand, or another edit",
+        got=got,
+        hint=hint,
+    )
 
 
 _UNCOMPILED = "attends in a compiled function, which ran uncompiled to be seen"

@@ -17,9 +17,10 @@ from sightline.editing.edits import Edits
 from sightline.editing.effects_html import effects_html, effects_text
 from sightline.editing.probe import Probe
 from sightline.editing.progress import progress
-from sightline.editing.short_cut import Blocks, repeated
+from sightline.editing.short_cut import Blocks, LastLinear, repeated
 from sightline.editing.where import Where
 from sightline.errors import InputError, InputTypeError
+from sightline.targets import Target
 from sightline.watching.intercept.caller import names_of
 from sightline.watching.seen import Seen
 
@@ -87,14 +88,35 @@ def effects(
             `keep_output=True`: every head gets what it gave in that run (a patching sweep).
 
     The heads of a layer run as one batch, and blocks below it are not computed again where that gives the same. The
-    model runs twice unedited first; two runs that differ are refused. If it is interrupted by Ctrl-C, the
-    KeyboardInterrupt has what was done so far as its `effects`; nothing else is left behind.
+    model runs twice unedited first; two runs that differ are refused. Inside an `sl.edit` block every run has its
+    edits. If it is interrupted by Ctrl-C, the KeyboardInterrupt has what was done so far as its `effects`; nothing else
+    is left behind.
 
     >>> import sightline as sl
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
     >>> found = effects(model, torch.randn(1, 5, 16), lambda out: out[:, -1].sum(-1) * 0 + out[:, -1, 0])
     >>> found.exact.shape, found.layers[0], len(found.top(3))
     (torch.Size([1, 2, 2]), 'layers.0.self_attn', 3)
+    """
+    return sweep(model, inputs, target, heads=heads, by=by)
+
+
+def sweep(
+    model: nn.Module,
+    inputs: Any,
+    target: Callable[[Any], Tensor],
+    *,
+    heads: Any = None,
+    by: Any = "zero",
+    told: Callable[[int, int], None] | None = None,
+) -> Effects:
+    """`effects`, which tells `told` how many heads are done, and of how many; what that raises ends it.
+
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    >>> steps = []
+    >>> _ = sweep(model, torch.randn(1, 5, 16), lambda out: out[:, 0, 0], told=lambda *step: steps.append(step))
+    >>> steps
+    [(0, 4), (2, 4), (4, 4)]
     """
     work = _Work(model, inputs, target)
     work.run_unedited()
@@ -103,11 +125,16 @@ def effects(
     exact = torch.full(shape, torch.nan, dtype=torch.float64)
     found = Effects(work.layers, work.baseline, exact, torch.full_like(exact, torch.nan))
     work.first_order(found.influence, wanted, by)
+    done, total = 0, sum(map(len, wanted))
+    tell = told or (lambda *_: None)
+    tell(0, total)
     try:
-        with progress("effects", len(wanted)) as step:
+        with progress("effects", len(wanted) if told is None else 0) as step:
             for layer, numbers in enumerate(wanted):
                 for some in work.batches(numbers):
                     exact[..., layer, some] = work.changed(layer, some, by)
+                    done += len(some)
+                    tell(done, total)
                 step()
     except KeyboardInterrupt as interrupt:
         interrupt.effects = found  # type: ignore[attr-defined]
@@ -166,8 +193,11 @@ class _Work:
                 hint="sl.watch(model) says what is not seen",
             )
         self.blocks = Blocks(self.model, names_of(self.model), [] if self.again else self.layers)
-        with torch.no_grad(), edit(self.model), self.blocks.recording():
-            baseline = self.measure(self.run())
+        self.head = LastLinear(not self.again and isinstance(self.target, Target) and self.target.reads_last)
+        with torch.no_grad(), edit(self.model), self.blocks.recording(), self.head.recording(self.model):
+            output = self.run()
+            self.head.find(output)
+            baseline = self.measure(output)
         if not self._close(self.graded.detach(), baseline):
             raise InputError(
                 "two unedited runs differ",
@@ -226,6 +256,7 @@ class _Work:
         while True:
             with torch.no_grad(), ExitStack() as stack:
                 skips = stack.enter_context(self.blocks.below(self.layers[layer], self.batch, times))
+                narrow = stack.enter_context(self.head.alone())
                 stack.enter_context(edit(self.model, edits))
                 output = self.run(times)
             if self.again:
@@ -233,7 +264,7 @@ class _Work:
             found = [self.measure(_part(output, i, times, self.batch)).double() for i in range(times)]
             if self._close(found[0], self.baseline):
                 return torch.stack([found[0] - one for one in found[1:]], -1)
-            if not skips:
+            if not skips and not narrow:
                 raise InputError(
                     "examples of one batch change each other",
                     expected="the unedited copy of the batch to give what it gave alone",
@@ -241,6 +272,7 @@ class _Work:
                     hint="inputs as a function run() -> output: one run for each head",
                 )
             self.blocks.forget()
+            self.head.layer = None
 
     def first_order(self, table: Tensor, wanted: list[list[int]], by: Any) -> None:
         """The sum of g . (output - replacement) for each head, from the gradients of the first run."""

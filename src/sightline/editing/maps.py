@@ -22,17 +22,18 @@ from sightline.normalizers import normalize
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call
-    from sightline.editing.place import Place
 
 # Cells of the map that are in memory at once: 32 MB of float32, a few times over.
 CELLS = 1 << 23
+# So far below the others of its row a score has no weight: models hide by -1e4, -1e9 or the least number.
+HIDDEN = 5e3
 
 
 class Block:
     """The members, heads and rows of a call that some edits touch: everything that follows is about these alone."""
 
-    def __init__(self, call: Call, acts: list[Act], place: Place, everything: bool = False) -> None:
-        self.call, self.acts, self.place = call, acts, place
+    def __init__(self, call: Call, acts: list[Act], everything: bool = False) -> None:
+        self.call, self.acts, self.place = call, acts, acts[0].place
         device = call.device
         self.members, self.heads, self.rows = (
             (torch.stack([getattr(act, axis) for act in acts]).any(0) | everything).nonzero().flatten()
@@ -95,7 +96,7 @@ class Block:
 
     def from_source(self, act: Act, what: str, places: Tensor) -> Tensor:
         """The numbers of a patch at some places there, `[members, heads, places, dim]`."""
-        source, name = act.edit.options["source"], sources.full_name(self.place)
+        source, name = act.edit.options["source"], sources.full_name(act.place)
         found = source.part(name, what)
         count = source.shape(name)[1]
         wanted = [h for h in self.heads.tolist() if act.heads[h]]
@@ -148,12 +149,10 @@ class Block:
             bias = self._tiles(lambda run: bias_tile(call, run, columns), rows)
             scores = scores + bias
             if hides and isinstance(call.bias, Tensor):
-                # The least number there is hides: a row that is left with nothing else is left with nothing.
-                low = torch.finfo(call.bias.dtype).min / 2
-                seen = visible & (bias > low)
-                rest = self._rest(rows, columns, seen)
+                # A number far below the others of its row hides: what is left with nothing else is left with nothing.
+                seen = visible & ~(bias < self._level(rows, columns, bias, visible) - HIDDEN)
                 touched = torch.stack([self.of(act, rows).expand(*self.shape[:2], -1, 1) for act in hides]).any(0)
-                visible = torch.where(touched & rest, seen, visible)
+                visible = torch.where(touched, seen, visible)
         sinks = (
             None
             if call.sinks is None
@@ -172,21 +171,23 @@ class Block:
                 more = torch.where(here & act.columns[columns].to(call.device), act.edit.options["factor"], 1.0)
                 scores = scores + more.to(scores.dtype).log()
             elif act.step == "cut":
-                left = Uncut.of(act, self.place, call.device)
+                left = Uncut.of(act, call.device)
                 cells = self._tiles(lambda run: left.tile(run, columns, s.queries, s.keys, call.device), rows)  # noqa: B023
                 kept = kept & cells
                 if act.edit.options.get("renormalize", True):
                     visible = visible & cells
         return scores, visible.expand(scores.shape), kept.expand(scores.shape), sinks
 
-    def _rest(self, rows: slice, columns: slice, seen: Tensor) -> Tensor:
-        """Which rows see something that no finite number hides: known from all of the row."""
-        if columns.start == 0 and columns.stop == self.call.sizes.keys:
-            return seen.any(-1, keepdim=True)
-        whole = slice(0, self.call.sizes.keys)
-        bias = self._tiles(lambda run: bias_tile(self.call, run, whole), rows)
-        low = torch.finfo(self.call.bias.dtype).min / 2  # type: ignore[union-attr]
-        return (bias > low).any(-1, keepdim=True)
+    def _level(self, rows: slice, columns: slice, bias: Tensor, visible: Tensor) -> Tensor:
+        """The largest bias among the keys that each row sees, all of them: models hide by numbers far below it."""
+        call, s = self.call, self.call.sizes
+        if (columns.start, columns.stop) != (0, s.keys):
+            whole = slice(0, s.keys)
+            bias = self._tiles(lambda run: bias_tile(call, run, whole), rows)
+            visible = torch.ones_like(bias, dtype=torch.bool)
+            if (mask := call.mask) is not None:
+                visible = self._tiles(lambda run: mask.tile(run, whole, s.queries, s.keys, call.device), rows)
+        return bias.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True)
 
     def weights(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The edited weights of some rows of the block, and their lse (of the keys, without the sink)."""
@@ -206,7 +207,7 @@ class Block:
         if act.edit.kind == "force":
             return self._forced(act.edit.options["pattern"], rows, kept)
         assert act.there is not None
-        source, name = act.edit.options["source"], sources.full_name(self.place)
+        source, name = act.edit.options["source"], sources.full_name(act.place)
         wanted = [h for h in self.heads.tolist() if act.heads[h]]
         there = dict(zip(wanted, sources.heads_there(source, name, wanted)))
         heads = torch.tensor([there.get(h, 0) for h in self.heads.tolist()])

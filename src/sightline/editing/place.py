@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sightline.errors import InputError
 from sightline.nn.observe.select import chooses
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Place:
     query_end: int  # of the prompt: where negative columns count from
     key_end: int
     cross: bool
+    given: int | None = None  # members of the batch that the model was given, where that is known
+    means: dict[str, Tensor] = field(default_factory=dict)  # of the heads of a layer in the prompt
 
     def is_layer(self, layer: int | str) -> bool:
         """Whether this is the layer of an index, a name, or a pattern."""

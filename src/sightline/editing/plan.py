@@ -22,6 +22,7 @@ class Act(NamedTuple):
     """One edit in one call."""
 
     edit: Edit
+    place: Place  # as the block calls it that the edit is in
     examples: Tensor  # [batch], bool
     heads: Tensor  # [heads]
     rows: Tensor  # [queries]
@@ -54,16 +55,20 @@ INPUT = (*MAP, "values")  # are done before the output is there
 def acts_in(edits: Iterable[Edit], call: Call, place: Place) -> list[Act]:
     """The edits that concern a call; what cannot be done in it is refused, before anything is computed."""
     acts = [act for edit in edits if (act := _act(edit, call, place)) is not None]
+    return [act for act in acts if act.examples.any() and act.rows.any()]
+
+
+def check_apart(acts: list[Act]) -> None:
+    """Refuse two edits that set the same."""
     for i, act in enumerate(acts):
         for other in acts[:i]:
             if act.step == other.step and act.step in _SETS and act.meets(other):
                 raise InputError(
-                    f"two edits set the {act.step} of the same head in {place.name}",
+                    f"two edits set the {act.step} of the same head in {act.place.name}",
                     expected="one of them, or others in other places",
                     got=f"{other.edit} and {act.edit}",
                     hint="queries=, heads= or examples= keeps them apart",
                 )
-    return [act for act in acts if act.examples.any() and act.rows.any()]
 
 
 def _act(edit: Edit, call: Call, place: Place) -> Act | None:
@@ -78,7 +83,7 @@ def _act(edit: Edit, call: Call, place: Place) -> Act | None:
     chosen = edit.options.get("keys")
     columns = marks("keys", chosen, place.first_key, place.keys, place.key_end, place.name)
     if edit.kind != "patch":
-        return Act(edit, examples, head_marks, rows, columns)
+        return Act(edit, place, examples, head_marks, rows, columns)
     there = sources.matched(edit, place)
     what = edit.options["what"]
     if what in ("keys", "values"):
@@ -86,7 +91,7 @@ def _act(edit: Edit, call: Call, place: Place) -> Act | None:
         rows = rows & bool(columns.any())
     else:
         rows = rows & (there[0] >= 0)
-    return Act(edit, examples, head_marks, rows, columns, there)
+    return Act(edit, place, examples, head_marks, rows, columns, there)
 
 
 def _check(edit: Edit, call: Call, place: Place) -> None:
@@ -96,6 +101,13 @@ def _check(edit: Edit, call: Call, place: Place) -> None:
             expected="a layer with softmax",
             got=f"{call.normalizer.name} in {place.name}",
             hint="layers=…",
+        )
+    if edit.where.examples is not None and place.given and place.batch > place.given and place.batch % place.given == 0:
+        raise InputError(
+            f"{place.name} attends in pieces of its inputs, which are not examples",
+            expected=f"edits of all {place.given} examples",
+            got=f"{edit!r}, where each call has {place.batch} pieces",
+            hint="without examples=; or run the examples one by one",
         )
     if edit.kind == "force" and place.cross and edit.options["pattern"] in ("previous", "itself"):
         raise InputError(

@@ -18,7 +18,9 @@ from sightline.watching.seen import Seen
 
 
 class Probe(Editor):
-    """Hears every call, and keeps what its heads gave."""
+    """Hears every call, and keeps what its heads gave, other edits and all."""
+
+    listens = True
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, names_of(model), Edits())
@@ -32,14 +34,18 @@ class Probe(Editor):
     def changes(self, module: object) -> bool:
         return self.names.get(id(module)) is not None
 
-    def edit(self, name: str, attended: Attended, editors: list[Editor]) -> Edited:
+    def edit(self, name: str, attended: Attended, editing: list[tuple[Editor, str]]) -> Edited:
+        others = [(editor, called) for editor, called in editing if editor is not self]
+        edited = Edited(attended.out, attended.weights)
+        if others:
+            first, called = others[0]
+            edited = first.edit(called, attended, others)
         place = self._place(name, attended)
         self.heads[name] = attended.call.sizes.heads
         # Nothing is added to it but a place in the graph: the model may be frozen.
-        leaf = torch.zeros_like(attended.out, requires_grad=torch.is_grad_enabled())
-        out = attended.out + leaf
-        self.calls.append((name, place, attended.out.detach(), leaf, self.real))
-        return Edited(out, attended.weights)
+        leaf = torch.zeros_like(edited.out, requires_grad=torch.is_grad_enabled())
+        self.calls.append((name, place, edited.out.detach(), leaf, self.real))
+        return edited._replace(out=edited.out + leaf)
 
     def places(self, count: int) -> Iterator[Place]:
         """A place for each layer, to ask for its heads."""
@@ -51,19 +57,18 @@ class Probe(Editor):
         leaves = [leaf for *_, leaf, _ in self.calls]
         grads = torch.autograd.grad(target.sum(), leaves, allow_unused=True)
         found: dict[str, Tensor | None] = dict.fromkeys(self.heads)
-        means: dict[str, Tensor] = {}
         with torch.no_grad():
             for (name, place, out, _, real), g in zip(self.calls, grads):
                 if g is None:
                     g = torch.zeros_like(out)
                 before = found[name]
-                new = (g.double() * (out.double() - self._replaced(by, out, place, means, real))).sum((-1, -2)).cpu()
+                new = (g.double() * (out.double() - self._replaced(by, out, place, real))).sum((-1, -2)).cpu()
                 found[name] = new if before is None else before + new
         return list(found.values())
 
-    def _replaced(self, by: Any, out: Tensor, place: Place, means: dict[str, Tensor], real: Tensor | None) -> Tensor:
+    def _replaced(self, by: Any, out: Tensor, place: Place, real: Tensor | None) -> Tensor:
         if isinstance(by, Seen):
             return patched_for(by, out, place).double()
         if isinstance(by, str):
-            return torch.zeros_like(out).double() if by == "zero" else mean_of(out, place, means, real).double()
+            return torch.zeros_like(out).double() if by == "zero" else mean_of(out, place, real).double()
         return given_for(by, out, place).double()

@@ -3,18 +3,21 @@
 Most models run a list of blocks one after the other. What each of them gave in the unedited run is kept, and a run
 whose first edit is in block 20 takes blocks 0 to 19 from there. Whoever uses it compares an unedited run with the
 first one, and does without where they differ.
+
+The logits of all positions are a good part of a run; where a target reads the last ones alone, only these are computed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class Blocks:
@@ -66,6 +69,52 @@ class Blocks:
                 vars(one)["forward"] = _stand_in(one.forward, _repeated(self.gave[id(one)], batch, times), thread)
                 stack.callback(_put_back, one, own)
             yield bool(skipped)
+
+
+class LastLinear:
+    """The linear layer that gives the logits of every position: a target may read those of the last alone."""
+
+    def __init__(self, reads_last: bool) -> None:
+        self.reads_last = reads_last
+        self.layer: nn.Module | None = None
+        self._gave: list[tuple[nn.Module, weakref.ref[Tensor]]] = []
+
+    @contextmanager
+    def recording(self, model: nn.Module) -> Iterator[None]:
+        """Remember what linear layers give in here, while it is there."""
+
+        def remember(module: nn.Module, _: Any, output: Tensor) -> None:
+            self._gave.append((module, weakref.ref(output)))
+
+        with ExitStack() as stack:
+            for layer in model.modules() if self.reads_last else ():
+                if isinstance(layer, nn.Linear):
+                    stack.callback(layer.register_forward_hook(remember).remove)
+            yield
+
+    def find(self, output: Any) -> None:
+        """Which of them gave what the model gives, and ran once."""
+        ends = [x for x in tree_leaves(_fields(output)) if isinstance(x, Tensor) and x.dim() == 3]
+        found = [layer for layer, gave in self._gave if any(gave() is x for x in ends)]
+        ran = [layer for layer, _ in self._gave]
+        self.layer = found[0] if len(found) == 1 and ran.count(found[0]) == 1 else None
+        self._gave.clear()
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """In here it is done for the last position alone; says whether it is."""
+        if self.layer is None:
+            yield False
+            return
+        handle = self.layer.register_forward_pre_hook(lambda _, args: (args[0][:, -1:], *args[1:]))
+        try:
+            yield True
+        finally:
+            handle.remove()
+
+
+def _fields(output: Any) -> Any:
+    return dict(output) if isinstance(output, Mapping) else output
 
 
 def _stand_in(forward: Callable[..., Any], output: Any, thread: int) -> Callable[..., Any]:

@@ -17,12 +17,12 @@ from sightline.backends.tiles import bias_tile
 from sightline.biases import Bias
 from sightline.editing.cells import Uncut
 from sightline.editing.maps import Block
-from sightline.lens.rows import rows_only
 from sightline.watching.intercept.looked import Edited
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.editing.plan import Act
+    from sightline.masks import Mask
     from sightline.watching.intercept.looked import Attended
 
 # Cells of a bias that may be written out.
@@ -30,19 +30,21 @@ WRITTEN = 1 << 20
 
 
 @torch.no_grad()
-def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited) -> Edited:
-    """The same with the call and the rows that a watch is to see."""
+def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, known: Tensor | None = None) -> Edited:
+    """The same with the call and the rows that a watch is to see; `known`: the rows, where cuts alone were done."""
     told = [act for act in acts if _is_told(act)]
     call = _still(attended.call)
     spread = not call.normalizer.is_softmax
     spread |= call.sinks is not None and bool(told or any(act.step == "temperature" for act in acts))
-    if spread:
-        block = Block(call, block.acts, block.place, everything=True)
+    if known is not None:
+        row, seen = known, call.replace(mask=_uncut(call, acts))
+    elif spread:
+        block = Block(call, block.acts, everything=True)
         q, row = torch.zeros_like(call.q, dtype=call.compute_dtype), torch.zeros(block.shape, device=call.device)
         bias: Any = EditedBias(block, None, None)
         seen = call.replace(q=q, bias=bias, sinks=None, softcap=None, mask=None, normalizer=normalizers.get("softmax"))
     else:
-        block = Block(call, block.acts, block.place)
+        block = Block(call, block.acts)
         touched, as_told = block.touched(acts), block.touched(told)
         values = any(act.step == "values" for act in block.acts)
         q = block.put(call.q, block.q, touched)
@@ -57,13 +59,9 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited) -> 
             q, k = q.to(call.compute_dtype), k.to(call.compute_dtype)
             q = block.put(q, torch.zeros_like(block.q, dtype=q.dtype), as_told)
         lse = torch.cat([block.weights(strip)[1] for strip in block.strips()], -1)
-        before = rows_only(call) if attended.row is None else attended.row
-        row = block.put(before.to(lse.dtype), torch.where(as_told, torch.zeros_like(lse), lse), touched)
-        mask = call.mask
-        for act in acts:
-            if act.step == "cut":
-                left = Uncut.of(act, block.place, call.device)
-                mask = left if mask is None else mask & left
+        assert attended.row is not None
+        row = block.put(attended.row.to(lse.dtype), torch.where(as_told, torch.zeros_like(lse), lse), touched)
+        mask = _uncut(call, acts)
         bias = EditedBias(block, touched, as_told)
         seen = call.replace(q=q, k=k, mask=mask, bias=bias, sizes=call.sizes._replace(kv_heads=k.shape[1]))
         if not told and all(act.edit.kind == "cut" for act in acts) and not isinstance(call.bias, Tensor):
@@ -73,6 +71,16 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited) -> 
     if isinstance(seen.bias, EditedBias) and s.batch[0] * s.heads * s.queries * s.keys <= WRITTEN:
         seen = seen.replace(bias=seen.bias.to_dense(s.queries, s.keys, call.device, call.compute_dtype))
     return edited._replace(call=seen, row=row)
+
+
+def _uncut(call: Call, acts: list[Act]) -> Mask | None:
+    """The mask of a call without what is cut."""
+    mask = call.mask
+    for act in acts:
+        if act.step == "cut":
+            left = Uncut.of(act, call.device)
+            mask = left if mask is None else mask & left
+    return mask
 
 
 def _is_told(act: Act) -> bool:
@@ -150,7 +158,7 @@ class EditedBias(Bias):
             name: None if (x := getattr(call, name)) is None else x.to(device, copy=copy)
             for name in ("mask", "bias", "sinks")
         }
-        block = Block(call.replace(**moved, **more), self.block.acts, self.block.place, everything=self.told is None)
+        block = Block(call.replace(**moved, **more), self.block.acts, everything=self.told is None)
         marks = (None if x is None else x.to(device) for x in (self.touched, self.told))
         return EditedBias(block, *marks)
 

@@ -17,37 +17,13 @@ from sightline.explore.pyramid import DIRECT
 from sightline.explore.run import Layer, Run
 from sightline.explore.thumbs import decode
 from sightline.lens import Sight
-from sightline.lens.statistics import DISTANCE, ENTROPY, Shown, kept_rows
+from sightline.lens.statistics import kept_rows
+from sightline.watching.read.measures import named
 
 # Rows of the diagonal that are computed in one go.
 BAND = 256
-_SHARE = (0.0, 1.0)
 # What the portrait of a head lists; entropy and spread are said in its sentence.
-LISTED = (
-    Shown(
-        "focus",
-        "focus",
-        about="How far the weights are from all alike: 100 % is one key for each query, 0 % is all visible keys alike. "
-        "It is 1 - entropy / log(visible keys), the mean over all queries.",
-        range=_SHARE,
-    ),
-    Shown("first", "first token", about="The share of the weight that goes to the first token.", range=_SHARE),
-    Shown("previous", "previous token", about="The share that goes to the token before the query.", range=_SHARE),
-    Shown("same", "itself", about="The share that goes to the query's own token.", range=_SHARE),
-    Shown("next", "next token", about="The share that goes to the token after the query.", range=_SHARE),
-    Shown(
-        "induction",
-        "induction",
-        about="The share that goes to what followed the last time the same token stood in the text; over the queries "
-        "whose token stood there before. A head that copies has much of it.",
-        range=_SHARE,
-    ),
-    DISTANCE.described._replace(about="How many tokens lie between a query and what it looks at: the weighted mean."),
-    ENTROPY.described._replace(
-        about="How spread the weights of a query are, in nats: 0 is one key, log(n) is n keys alike. The mean over all "
-        "queries."
-    ),
-)
+LISTED = named("focus", "first", "previous", "same", "next", "induction", "distance", "entropy")
 MEASURES = (*(shown.name for shown in LISTED), "spread", "interest")
 # What a watched run says itself; the rest is made of its sights.
 TOLD = ("first", "previous", "same", "induction", "distance")

@@ -92,7 +92,7 @@ def forward(call: Call, layout: Layout) -> tuple[Tensor, Rows]:
                     continue
                 new, number, rest = _part(part, layout, rows, columns)
                 here = rows.local
-                _join(out[..., here, :], largest[..., here], sums[..., here], new, number, rest)
+                join(out[..., here, :], largest[..., here], sums[..., here], new, number, rest)
     out = out.to(call.q.dtype)
     if not call.normalizer.is_softmax:
         counts = [_counts(call, layout.whole, rows) for rows in layout.own]
@@ -131,7 +131,7 @@ def _part(part: Call, layout: Layout, rows: Piece, columns: Piece) -> tuple[Tens
     return out, number, rest
 
 
-def _join(out: Tensor, largest: Tensor, sums: Tensor, new: Tensor, number: Tensor, rest: Tensor) -> None:
+def join(out: Tensor, largest: Tensor, sums: Tensor, new: Tensor, number: Tensor, rest: Tensor) -> None:
     """Join a block with what was there, in place. A row that saw nothing has the number -inf and the sum 0."""
     level = torch.maximum(largest, number)
     # -inf - -inf is NaN.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from sightline.errors import InputError
 from sightline.files import make_folder, write_whole
 from sightline.surveying.heads import MEASURES
 from sightline.surveying.parts import read_about, read_rows
+
+if TYPE_CHECKING:
+    from sightline.lens.statistics import Shown
 
 PAGE = Path(__file__).with_name("atlas.html")
 # Bars of a distribution, links in context, and heads that are alike.
@@ -25,11 +29,23 @@ def write_atlas(survey: Path, out: Path | None = None) -> Path:
     folder = survey / "atlas" if out is None else out
     make_folder(folder)
     # A page of a folder may load a script beside it, and may not fetch: the numbers are a script.
-    said = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    data = f"window.ATLAS = {said};\n".replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    data = _script(content)
     write_whole(folder / "data.js", lambda path: path.write_text(data, "utf-8"))
     write_whole(folder / "index.html", lambda path: path.write_bytes(PAGE.read_bytes()))
     return folder / "index.html"
+
+
+def in_one_file(content: dict[str, Any]) -> str:
+    """The page with its numbers inside."""
+    return PAGE.read_text("utf-8").replace(_BESIDE, f"<script>\n{_script(content)}</script>", 1)
+
+
+def _script(content: dict[str, Any]) -> str:
+    said = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f"window.ATLAS = {said};\n".replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+_BESIDE = '<script src="data.js"></script>'
 
 
 def atlas(rows: list[dict[str, Any]], model: str) -> dict[str, Any]:
@@ -51,25 +67,38 @@ def atlas(rows: list[dict[str, Any]], model: str) -> dict[str, Any]:
         links[at] += [{**link, "name": row["name"]} for link in row["links"]]
         for span in row["spans"]:
             spans[at].setdefault(span["name"], []).append(span["share"])
-    known = [i for i in range(len(MEASURES)) if not np.isnan(table[:, i]).all()]
-    ranges = [_range(table[:, i], MEASURES[i].range) for i in known]
+    means = np.full(table.shape[:2], np.nan)
+    some = ~np.isnan(table).all(-1)
+    means[some] = np.nanmean(table[some], -1)
+    found = contents(model, MEASURES, places, table, means)
+    for at, head in enumerate(found["heads"]):
+        head["links"] = sorted(links[at], key=lambda link: (-link["weight"], link["name"], link["query"]))[:LINKS]
+        head["spans"] = {name: sum(values) / len(values) for name, values in spans[at].items()}
+    errors = [{"name": row["name"], "error": row["error"]} for row in rows if row["error"] is not None]
+    return found | {"texts": len(texts), "errors": errors[:200], "failed": len(rows) - len(seen)}
+
+
+def contents(
+    model: str, measures: Sequence[Shown], places: list[tuple[int, int, str]], table: np.ndarray, means: np.ndarray
+) -> dict[str, Any]:
+    """What the page shows of heads: a table `[heads, measures, texts]` and its means, NaN where nothing is known.
+
+    Places are the number of the layer, the head, and the layer's name.
+    """
+    known = [i for i in range(len(measures)) if not np.isnan(table[:, i]).all()]
+    ranges = [_range(table[:, i], measures[i].range) for i in known]
     alike = similar(table[:, known])
     return {
         "model": model,
-        "texts": len(texts),
-        "errors": [{"name": row["name"], "error": row["error"]} for row in rows if row["error"] is not None][:200],
-        "failed": len(rows) - len(seen),
-        "measures": [MEASURES[i]._asdict() | {"range": list(r)} for i, r in zip(known, ranges, strict=True)],
+        "measures": [measures[i]._asdict() | {"range": list(r)} for i, r in zip(known, ranges, strict=True)],
         "heads": [
             {
                 "layer": layer,
                 "number": number,
                 "head": head,
-                "values": [_number(np.nanmean(table[at, i]) if _any(table[at, i]) else math.nan) for i in known],
+                "values": [_number(means[at, i]) for i in known],
                 "bins": [_bins(table[at, i], r) for i, r in zip(known, ranges, strict=True)],
                 "alike": alike[at],
-                "links": sorted(links[at], key=lambda link: (-link["weight"], link["name"], link["query"]))[:LINKS],
-                "spans": {name: sum(values) / len(values) for name, values in spans[at].items()},
             }
             for at, (number, head, layer) in enumerate(places)
         ],
@@ -83,6 +112,7 @@ def similar(table: np.ndarray, n: int = ALIKE) -> list[list[list[float]]]:
     2
     """
     flat = table.reshape(len(table), -1)
+    flat = flat[:, ~np.isnan(flat).all(0)]
     mean = np.nanmean(flat, axis=0, where=~np.isnan(flat), keepdims=True) if len(flat) else flat
     scores = np.nan_to_num(flat - mean)
     spread = scores.std(axis=0, keepdims=True)
@@ -93,10 +123,6 @@ def similar(table: np.ndarray, n: int = ALIKE) -> list[list[list[float]]]:
     np.fill_diagonal(alike, -np.inf)
     order = np.argsort(-alike, axis=1, kind="stable")[:, : min(n, max(len(flat) - 1, 0))]
     return [[[int(other), round(float(alike[row, other]), 4)] for other in order[row]] for row in range(len(flat))]
-
-
-def _any(values: np.ndarray) -> bool:
-    return not np.isnan(values).all()
 
 
 def _number(value: float) -> float | None:

@@ -1,6 +1,6 @@
 """What a survey says of every head of one text: its measures, where spans are, its strongest links with their words.
 
-The measures stand here, once: whoever ranks, draws or joins heads reads this list.
+What the measures mean is said in `watching/read/measures.py`, once for all who rank, draw or join heads.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.lens import Top
-from sightline.lens.statistics import DISTANCE, ENTROPY, Shown
+from sightline.lens.statistics import DISTANCE, ENTROPY
 from sightline.surveying.texts import Text
 from sightline.targets import loss
 from sightline.watching import Seen, watch
+from sightline.watching.read.measures import copies, named
 from sightline.watching.read.portraits import MEASURES as PORTRAIT
 
-_SHARE = (0.0, 1.0)
-# Every measure of a head, a column each, with how it is shown.
-MEASURES = (
-    *PORTRAIT,
-    Shown("retrieval", "retrieval", about="looks at the token that is written next, in generated text", range=_SHARE),
-    Shown("influence", "influence", about="how much the head raises the loss; below 0 it lowers it"),
-)
+# The measures of a head, a column each.
+MEASURES = (*PORTRAIT, *named("retrieval", "influence"))
 # Of the strongest keys of a query at most three are a matter of course: the first token, the one before, itself.
 _STRONGEST = Top(4)
 # Characters of context on either side of a token.
@@ -170,11 +166,9 @@ def _retrieval(seen: Seen, prompt: int) -> dict[tuple[str, int], float]:
     for layer in seen.layers:
         sight = seen[layer]
         keys = sight.top(_STRONGEST.n).keys[0, :, :, 0]
-        last = min(keys.shape[-1], len(ids) - 1)
-        if last <= prompt - 1:
+        shares = copies(keys, ids, prompt)
+        if shares is None:
             continue
-        looked = keys[:, prompt - 1 : last].clamp_min(0)
-        hit = (ids[looked] == ids[prompt : last + 1]) & (looked > 0)
-        for number, share in zip(seen.heads(layer), hit.double().mean(-1).tolist(), strict=True):
+        for number, share in zip(seen.heads(layer), shares.tolist(), strict=True):
             found[layer, number] = share
     return found

@@ -137,7 +137,7 @@ ASKED = st.sets(st.sampled_from(ROW_STATS))
 def test_any_statistics_of_any_call(
     case: Case, tile: tuple[int, int], pieces: int, asked: set[str], n: int, data: st.DataObject
 ) -> None:
-    check_all(case, tile, pieces, asked, n, data, compiled=False)
+    check_all(case, tile, pieces, asked, n, pictures(data, case.q.shape[-2], case.k.shape[-2]), compiled=False)
 
 
 @settings(max_examples=120)
@@ -145,13 +145,26 @@ def test_any_statistics_of_any_call(
 def test_any_statistics_by_the_compiled_kernel(
     case: Case, tile: tuple[int, int], pieces: int, asked: set[str], n: int, data: st.DataObject
 ) -> None:
-    check_all(case, tile, pieces, asked, n, data, compiled=True)
+    check_all(case, tile, pieces, asked, n, pictures(data, case.q.shape[-2], case.k.shape[-2]), compiled=True)
+
+
+@settings(max_examples=60)
+@given(swept_cases((torch.float32,)), TILES, st.integers(1, 12), ASKED, st.sampled_from(("sum", "mean")))
+def test_the_compiled_kernel_writes_cells_straight_into_a_picture(
+    case: Case, tile: tuple[int, int], pieces: int, asked: set[str], reduce: str
+) -> None:
+    check_all(case, tile, pieces, asked, 0, [{"cell": (1, 1), "reduce": reduce}], compiled=True)
 
 
 def check_all(
-    case: Case, tile: tuple[int, int], pieces: int, asked: set[str], n: int, data: st.DataObject, compiled: bool
+    case: Case,
+    tile: tuple[int, int],
+    pieces: int,
+    asked: set[str],
+    n: int,
+    views: list[dict[str, Any]],
+    compiled: bool,
 ) -> None:
-    views = pictures(data, case.q.shape[-2], case.k.shape[-2])
     tops = (sl.Top(n),) if n else ()
     m = whole_map(case)
     with small_tiles(enough(case, tile), pieces, compiled=compiled) as seen:

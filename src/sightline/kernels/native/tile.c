@@ -106,11 +106,12 @@ static inline __attribute__((always_inline)) void row(
    result: 4 lines of `next` numbers, to which each row adds its largest logarithm, the sums of weight * logarithm and of
            weight * distance, and the sum of weights; or none.
    strip: a row, `strip_next` numbers after the one before, for each `each` rows of the tile: their sum; or none.
-   weights: where the weights go; or none.
+   weights: where the weights go, each row `weights_next` numbers after the one before; or none.
    factors: what each row's weights are multiplied by, in strip and weights; or none. */
 void sightline_tile(
     const float *logs, long height, long width, const int32_t *first, const int32_t *stop, const float *places,
-    float *result, long next, float *strip, long strip_next, long each, float *weights, const float *factors) {
+    float *result, long next, float *strip, long strip_next, long each, float *weights, long weights_next,
+    const float *factors) {
     for (long r = 0; r < height; r++) {
         long from = 0, to = width;
         if (first) {
@@ -119,7 +120,7 @@ void sightline_tile(
         }
         float *pixels = strip ? strip + r / each * strip_next : 0;
         if (strip && r % each == 0) memset(pixels, 0, (size_t)width * sizeof(float));
-        float *kept = weights ? weights + r * width : 0;
+        float *kept = weights ? weights + r * weights_next : 0;
         if (kept) {
             memset(kept, 0, (size_t)from * sizeof(float));
             memset(kept + to, 0, (size_t)(width - to) * sizeof(float));

@@ -16,8 +16,9 @@ from sightline import caches
 from sightline.kernels.native.build import build
 
 # Cells from which on a kernel is worth the second that it takes to compile it, once on each machine.
-CELLS = 1 << 22
-# logs, height, width, first, stop, places, result, next, strip, strip_next, each, weights, factors: see the source.
+CELLS = 1 << 20
+# logs, height, width, first, stop, places, result, next, strip, strip_next, each, weights, weights_next, factors: see
+# the source.
 Kernel = Callable[..., None]
 
 
@@ -43,7 +44,7 @@ def _load(path: Path) -> Kernel | None:
     """The kernel in a library, if it computes rightly."""
     tile = ctypes.CDLL(str(path)).sightline_tile
     pointer, number = ctypes.c_void_p, ctypes.c_long
-    tile.argtypes = [pointer, number, number, *[pointer] * 4, number, pointer, number, number, pointer, pointer]
+    tile.argtypes = [pointer, number, number, *[pointer] * 4, number, pointer, *[number] * 2, pointer, number, pointer]
     tile.restype = None
     return tile if _is_right(tile) else None
 
@@ -55,11 +56,12 @@ def _is_right(tile: Kernel) -> bool:
     places = np.arange(height, dtype=np.float32) * 4
     result, strip = np.zeros((4, height), np.float32), np.empty((height // each, width), np.float32)
     result[0] = -np.inf
-    weights, factors = np.empty_like(logs), np.linspace(0.5, 1.0, height, dtype=np.float32)
+    weights = np.empty((height, width + 2), np.float32)
+    factors = np.linspace(0.5, 1.0, height, dtype=np.float32)
     first, stop = np.arange(height, dtype=np.int32), np.full(height, width - 2, np.int32)
     tile(
         logs.ctypes.data, height, width, first.ctypes.data, stop.ctypes.data, places.ctypes.data,
-        result.ctypes.data, height, strip.ctypes.data, width, each, weights.ctypes.data, factors.ctypes.data,
+        result.ctypes.data, height, strip.ctypes.data, width, each, weights.ctypes.data, width + 2, factors.ctypes.data,
     )  # fmt: skip
     column = np.arange(width)
     seen = (column >= first[:, None]) & (column < stop[:, None])
@@ -68,5 +70,5 @@ def _is_right(tile: Kernel) -> bool:
     sums = [np.where(seen, logs, -np.inf).max(-1), *((exact * x).sum(-1) for x in (logs, far, 1.0))]
     left = exact * factors[:, None]
     pixels = left.reshape(-1, each, width).sum(1)
-    pairs = [(weights, left), (strip, pixels), *zip(result, sums, strict=True)]
+    pairs = [(weights[:, :width], left), (strip, pixels), *zip(result, sums, strict=True)]
     return all(np.allclose(got, want, rtol=1e-5, atol=1e-30) for got, want in pairs)

@@ -1,8 +1,10 @@
-"""Memory to work in and for results: in large pages where the system has them, and kept from one pass to the next.
+"""Memory to work in and for results, kept from one pass to the next; what is worked in has large pages if possible.
 
 A tile fills some hundred pages of the usual size. In a virtual machine, where finding a page takes two searches
 instead of one, a pass over tiles is a tenth faster in pages of 2 MiB. But it takes the system longer to give pages than
-they save in one pass, and a picture's pages a tenth of the pass that fills them: so some are not given back.
+they save in one pass, and a picture's pages a tenth of the pass that fills them: so some are not given back. Where
+memory has been in use for a while, large pages have to be made by moving others away, which takes five times as long
+as filling small ones: results, which are filled once and stay, have those.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     count, number = math.prod(shape), np.float64 if dtype == torch.float64 else np.float32
     if count * dtype.itemsize < _OWN:
         return torch.from_numpy(np.zeros(shape, number))
-    memory, fresh = _take(count * dtype.itemsize, _kept_results)
+    memory, fresh = _take(count * dtype.itemsize, _kept_results, large=False)
     numbers = np.frombuffer(memory, number, count)
     # The tensor holds this array, and the array the memory: when the last view of the tensor is gone, so is the array.
     weakref.finalize(numbers, _keep, memory, _kept_results).atexit = False
@@ -82,7 +84,7 @@ class Block:
     """Some numbers, of any value at first. Nothing may look at them after `free`."""
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
-        self._memory, _ = _take(-(-count * dtype.itemsize // _PAGE) * _PAGE, _kept)
+        self._memory, _ = _take(-(-count * dtype.itemsize // _PAGE) * _PAGE, _kept, large=True)
         self.numbers: Tensor = torch.frombuffer(self._memory, dtype=dtype, count=count)
 
     def free(self) -> None:
@@ -90,7 +92,7 @@ class Block:
         _keep(self._memory, _kept)
 
 
-def _take(size: int, kept: list[mmap.mmap]) -> tuple[mmap.mmap, bool]:
+def _take(size: int, kept: list[mmap.mmap], large: bool) -> tuple[mmap.mmap, bool]:
     """Memory that was kept, the smallest that is large enough and not much larger; or else new, which is zeros."""
     most = max(1.25 * size, -(-size // _PAGE) * _PAGE)
     fitting = [memory for memory in kept if size <= len(memory) <= most]
@@ -98,7 +100,7 @@ def _take(size: int, kept: list[mmap.mmap]) -> tuple[mmap.mmap, bool]:
         with contextlib.suppress(ValueError):  # another thread was faster
             kept.remove(memory)
             return memory, False
-    return _new(size), True
+    return _new(size, large), True
 
 
 def _keep(memory: mmap.mmap, kept: list[mmap.mmap]) -> None:
@@ -110,12 +112,13 @@ def _keep(memory: mmap.mmap, kept: list[mmap.mmap]) -> None:
                 kept.pop(0)
 
 
-def _new(size: int) -> mmap.mmap:
-    """Zeros, in large pages as far as they are filled, and the rest in small ones."""
-    # Only whole large pages begin where one can be; what is never touched takes no memory.
+def _new(size: int, large: bool) -> mmap.mmap:
+    """Zeros, in large pages or in small ones. What is never touched takes no memory."""
+    # Only whole large pages begin where one can be.
     memory = _anonymous(-(-size // _PAGE) * _PAGE)
-    with contextlib.suppress(OSError, AttributeError):  # a system without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE, 0, size // _PAGE * _PAGE)
+    if large:
+        with contextlib.suppress(OSError, AttributeError):  # a system without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE, 0, size // _PAGE * _PAGE)
     return memory
 
 

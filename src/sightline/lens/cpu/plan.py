@@ -78,6 +78,17 @@ def run(levels: Levels, job: Job, rows: slice, columns: slice) -> tuple[dict[Any
     by_query = [None if request == "received" else request.weights for request in requests]  # type: ignore[union-attr]
     means = means_of(job.pictures, job.grids)
     whole = bool(keys) and not keys[0][-1] and _is_whole(axes[0], call)
+    # Nothing else needs the weights, and the rows of the picture are those of the map.
+    of_cells = (
+        kernel is not None
+        and whole
+        and (rows, columns) == (slice(0, s.queries), slice(0, s.keys))
+        and len(keys) == 1
+        and all(axis.regular == 1 for axis in axes[0])
+        and len(by_query) < 2
+        and not any(x is not None for x in by_query)
+        and not job.tops
+    )
     cut = bands(rows, height, [vertical for vertical, _ in axes], dtype)
     order = torch.cat([band.order for band in cut])
     plan = Plan(
@@ -103,10 +114,14 @@ def run(levels: Levels, job: Job, rows: slice, columns: slice) -> tuple[dict[Any
             ColumnPool(horizontal, key[-1], dtype, 1 / means[key][1] if key in means else 1.0)
             for key, (_, horizontal) in zip(keys, axes, strict=True)
         ],
-        strip_rows=[max((pool.count for band in cut if (pool := band.pools[i])), default=0) for i in range(len(keys))],
+        strip_rows=[
+            0 if of_cells else max((pool.count for band in cut if (pool := band.pools[i])), default=0)
+            for i in range(len(keys))
+        ],
         strip_gives_received=whole and bool(requests) and by_query[0] is None,
         scales=Scales.of(s.queries + s.keys + 1, dtype),
         kernel=kernel,
+        of_cells=of_cells,
     )
     parts = _parts(cut, -(-_PIECES // maps))
     received = [zeros(maps, len(parts), s.keys, dtype=dtype) for _ in requests]

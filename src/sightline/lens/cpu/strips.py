@@ -72,6 +72,25 @@ class ColumnPool:
         return strip.view(rows, pixels, self.cell).sum(-1)
 
 
+class Sums:
+    """Sums over the rows of a band, some rows at a time, so that not many numbers are added one to the other."""
+
+    each = 32
+
+    def __init__(self, memory: Tensor, height: int, left: int, right: int) -> None:
+        """In some memory, for columns from `left` to `right`."""
+        self.left, self.right = left, right
+        self.cells = memory[: -(-height // self.each) * (right - left)].view(-1, right - left)
+
+    def part(self, left: int, width: int) -> Tensor:
+        """Some of the columns."""
+        return self.cells[:, left - self.left : left - self.left + width]
+
+    def add_rows(self, total: np.ndarray) -> None:
+        """Add the sum of all rows to something that has an entry for each column of the map."""
+        total[self.left : self.right] += self.cells.sum(0).numpy()
+
+
 class Strip:
     """The columns of a picture that a band of rows sees, one for each cell: a row for each row of pixels."""
 

@@ -25,7 +25,7 @@ from sightline.lens.cpu.buffers import Block
 from sightline.lens.cpu.hiding import Limits, Shade
 from sightline.lens.cpu.native import CompiledSums
 from sightline.lens.cpu.row_sums import BandSums, RowSums, Scales, Step, Tile
-from sightline.lens.cpu.strips import Strip
+from sightline.lens.cpu.strips import Strip, Sums
 from sightline.lens.cpu.top_keys import Best
 
 if TYPE_CHECKING:
@@ -46,10 +46,11 @@ class Buffers:
     def __init__(self, plan: Plan) -> None:
         tile = plan.height * (plan.width + plan.width // 4)
         strips = [n * columns.width for n, columns in zip(plan.strip_rows, plan.columns, strict=True)]
-        sizes = [tile, tile, *strips]
+        sums = -(-plan.height // Sums.each) * plan.call.sizes.keys if plan.of_cells else 0
+        sizes = [tile, tile, sums, *strips]
         # For each picture a strip: rows of pixels, one column for each cell.
         self.block = Block(sum(sizes), plan.scales.rising.dtype)
-        self.logs, self.weights, *self.strips = self.block.numbers.split(sizes)
+        self.logs, self.weights, self.by_column, *self.strips = self.block.numbers.split(sizes)
         self.factor = None if plan.factor is None else plan.factor.new_ones(plan.height, 1)
         for columns, strip in zip(plan.columns, self.strips, strict=True):
             columns.clear(strip)
@@ -104,8 +105,11 @@ class Program:
         self.strips = {
             i: Strip(plan.columns[i], pool, buffers.strips[i], cuts)
             for i, pool in enumerate(band.pools)
-            if pool is not None and plan.columns[i].touches(self.low, self.high)
+            if pool is not None and plan.columns[i].touches(self.low, self.high) and not plan.of_cells
         }
+        self.by_column: Sums | None = None
+        if plan.of_cells and plan.strip_gives_received:
+            self.by_column = Sums(buffers.by_column, band.stop - band.start, self.low, self.high)
         self.factor = None if buffers.factor is None else buffers.factor[: band.stop - band.start]
         offset = plan.call.sizes.keys - plan.call.sizes.queries
         places = plan.places[band.start - plan.start : band.stop - plan.start]
@@ -144,6 +148,8 @@ class Program:
         self, plan: Plan, sums: CompiledSums, tile: Tile, n: int, left: int, seen: tuple[np.ndarray, np.ndarray] | None
     ) -> list[Step]:
         """What is done with it by the kernel, and by torch's operations what the kernel does not know."""
+        if plan.of_cells:
+            return [sums.step_into_picture(tile, left, seen, self.by_column, plan.call.sizes.keys)]
         strips = list(self.strips.values())
         fused = next((strip for strip in strips if strip.is_regular(n, left, tile.logs.shape[1])), None)
         rest = [step for strip in strips if strip is not fused for step in strip.steps(n, left, tile.weights)]
@@ -186,6 +192,7 @@ class Plan:
     strip_gives_received: bool  # the first picture sums all of the map, and the first `received` has no weights
     scales: Scales
     kernel: Kernel | None = None  # the compiled one
+    of_cells: bool = False  # there is one picture, each of its pixels is a cell, and the kernel writes into it
     spare: list[Buffers] = field(default_factory=list)
     finite: dict[int, bool] = field(default_factory=dict)  # for each map: there is no inf and no NaN in q and k
 
@@ -264,7 +271,10 @@ class Sweep:
         if program.factor is not None and plan.factor is not None:
             program.factor.copy_(band.of(plan.factor[self.index]))
         rest = self._rest(band, program, q, level, keys)
-        program.sums.begin()
+        if isinstance(program.sums, BandSums):
+            program.sums.begin()
+        else:
+            program.sums.begin(self.grids[0][band.start].data_ptr() if plan.of_cells else 0)
         for (left, right, tile, shades, hiding, steps), part in zip(program.strides, keys, strict=True):
             self._score(q, level, part, tile.logs)
             if rest is not None:
@@ -332,7 +342,7 @@ class Sweep:
         for i, strip in program.strips.items():
             strip.finish(self.grids[i].numpy(), self.tops[i])
         if plan.strip_gives_received:
-            program.strips[0].add_rows(self.received[0].numpy())
+            (program.by_column or program.strips[0]).add_rows(self.received[0].numpy())
         rows = slice(band.start - plan.start, band.stop - plan.start)
         for name, found in plan.rows.items():
             program.sums.result(name, found[self.index, rows])

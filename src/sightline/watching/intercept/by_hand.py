@@ -8,6 +8,7 @@ scores, with a scale and with numbers that heads or texts share; where they do n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,17 +16,20 @@ from torch import Tensor, nn
 
 from sightline.watching.intercept import active
 from sightline.watching.intercept.caller import callers
+from sightline.watching.intercept.changed import change
 from sightline.watching.intercept.torch_calls import look, position
+from sightline.watching.record.slices import slice_of
 
 if TYPE_CHECKING:
     from sightline.watching.intercept.function_mode import Audience
     from sightline.watching.intercept.looked import Looked
-    from sightline.watching.intercept.marks import Soft
+    from sightline.watching.intercept.marks import Soft, Weighing
 
 AXES = "its attention is written by hand: which axes of its scores are texts, heads, queries and keys is not known"
 CHANNELS = "its attention is written by hand, and is between channels"
 CHANGED = "its attention is written by hand: its weights are changed after the softmax"
 GONE = "its attention is written by hand: its scores were gone when its weights were used"
+VALUES = "its attention is written by hand: which axes of its values are texts, heads and keys is not known"
 REASONS = (AXES, CHANNELS, CHANGED, GONE)
 # What modules call the number of their heads.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "num_head", "nhead", "nheads")
@@ -42,6 +46,7 @@ def looked(who: Audience, soft: Soft, weights: Tensor | None) -> Looked | str:
     scores = soft.take()
     if scores is None:
         return GONE
+    scores = scores.detach()
     with active.quiet(), torch.no_grad():
         given = _given(who.module)
         heads = _heads(who.module)
@@ -50,12 +55,92 @@ def looked(who: Audience, soft: Soft, weights: Tensor | None) -> Looked | str:
             if found is None:
                 return CHANGED
             scores = found
-        four = in_four(scores, heads, {x.shape[0] for x in given if x.dim()})
+        batches = {x.shape[0] for x in given if x.dim()}
+        if scores.dim() == 3 and heads is not None and len(batches) == 1:
+            piece = slice_of(scores.shape[0], next(iter(batches)), heads, soft.q, soft.k)
+            if piece is not None:
+                return _looked(who, scores[:, None], scores.shape, None, None)._replace(piece=piece)
+        four = in_four(scores, heads, batches)
         if four is None:
             return AXES
         if _between_channels(who.module, four, soft.q, given):
             return CHANNELS
         return _looked(who, four, scores.shape, soft.q, soft.k)
+
+
+def edited(who: Audience, soft: Soft, weights: Tensor | None, weighing: Weighing) -> tuple[Looked | str, Tensor]:
+    """What edits make of attention written by hand: its account, or why it cannot be edited; and its product's result.
+
+    The scores stand for a bias over products of nothing, and the values are those of the product.
+    """
+    scores, plain = soft.scores, weighing.result
+    before = looked(who, soft, weights)
+    if isinstance(before, str) or scores is None:
+        return (before if isinstance(before, str) else GONE), plain
+    with active.quiet():
+        ways = _in_order(weighing)
+        if ways is None or scores.dim() > 4:
+            return VALUES, plain
+        used, values, result, back = ways
+        heads, batches = _heads(who.module), {x.shape[0] for x in _given(who.module) if x.dim()}
+        values = values.expand(*scores.shape[:-2], *values.shape[-2:])
+        bias, v, out = (in_four(x, heads, batches) for x in (scores, values, result))
+        if bias is None or v is None or out is None:
+            return AXES, plain
+        nothing = torch.zeros((), dtype=out.dtype, device=out.device)
+        q, k = nothing.expand(*bias.shape[:3], 1), nothing.expand(*v.shape[:3], 1)
+        how = "plain" if _is_plain(used, scores) else "dropped"
+        found = change(who, q, k, v, out, None, bias, 1.0, before.first_query, row=before.row, by_hand=how)
+        new = found.out
+        if out.shape != result.shape or (result.dim() == 4 and out.stride() != result.stride()):
+            new = new.transpose(0, 1) if result.dim() == 4 else new.reshape(result.shape)
+    if found.call is not None and found.row is not None:
+        key = before.call.k if before.key is None else before.key
+        before = before._replace(call=found.call, row=found.row, key=key)
+    return before, back(new)
+
+
+def _is_plain(weights: Tensor, scores: Tensor) -> bool:
+    """Whether nothing was dropped of the weights since the softmax."""
+    with torch.no_grad():
+        plain = scores.float().softmax(-1)
+        near = 2e-2 if weights.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        return weights.numel() == plain.numel() and bool(
+            ((weights.detach().reshape(plain.shape) - plain).abs() <= near).all()
+        )
+
+
+def _in_order(weighing: Weighing) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]] | None:
+    """Weights, values and result as weights @ values = result, and the way back; None if there is none.
+
+    A product may have its axes in another order (einsum), or values on the left: which it is, is tried out on the
+    numbers.
+    """
+    direct = _ordered(*weighing)
+    if direct is not None or min(x.dim() for x in weighing) < 2:
+        return direct
+    found = _ordered(*(x.mT for x in weighing))
+    return None if found is None else (*found[:3], lambda x: found[3](x).mT)
+
+
+def _ordered(
+    weights: Tensor, values: Tensor, result: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]] | None:
+    swaps: list[tuple[int, int] | None] = [None, *([(-3, -2)] if weights.dim() == 4 else [])]
+    for one in swaps:
+        for two in swaps:
+            v = values if one is None else values.transpose(*one)
+            out = result if two is None else result.transpose(*two)
+            if v.dim() > weights.dim() or out.dim() != weights.dim() or v.shape[-2] != weights.shape[-1]:
+                continue
+            with torch.no_grad():
+                try:
+                    again = weights @ v
+                except RuntimeError:
+                    continue
+                if again.shape == out.shape and torch.allclose(again, out, rtol=1e-2, atol=1e-3, equal_nan=True):
+                    return weights, v, out, (lambda x: x) if two is None else (lambda x: x.transpose(-3, -2))
+    return None
 
 
 def _looked(who: Audience, scores: Tensor, shape: torch.Size, q: Tensor | None, k: Tensor | None) -> Looked:
@@ -113,7 +198,7 @@ def in_four(x: Tensor, heads: int | None, batches: set[int]) -> Tensor | None:
             return x[None, None] if heads in (None, 1) else None
         case 3 if x.shape[0] in batches and heads in (None, 1):
             return x[:, None]
-        case 3 if heads is not None and x.shape[0] % heads == 0:
+        case 3 if heads is not None and _fits(x.shape[0], heads, batches):
             return x.unflatten(0, (-1, heads))
         case 3 if heads is None and len(batches) == 1 and x.shape[0] % max(batch := next(iter(batches)), 1) == 0:
             return x.unflatten(0, (batch, -1))
@@ -128,6 +213,12 @@ def in_four(x: Tensor, heads: int | None, batches: set[int]) -> Tensor | None:
         case 5 if heads == x.shape[1] and square:
             return x.transpose(1, 2).flatten(0, 1)
     return None
+
+
+def _fits(maps: int, heads: int, batches: set[int]) -> bool:
+    """Whether so many maps are all heads of all texts, or of parts of these: of fewer it is not known which."""
+    texts, rest = divmod(maps, heads)
+    return not rest and (not batches or any(texts % batch == 0 for batch in batches if batch))
 
 
 def _like(x: Tensor | None, shape: torch.Size, four: torch.Size) -> Tensor | None:

@@ -39,10 +39,13 @@ def change(
     weights: Tensor | None = None,
     row: Tensor | None = None,
     sees: Tensor | None = None,
+    by_hand: str = "",
     **more: Any,
 ) -> Edited:
     """What a call becomes, in the axes of `out`. Nobody is told of it yet."""
-    with active.quiet(compiled=q.is_cuda):
+    with active.quiet(compiled=q.is_cuda), torch.autocast(q.device.type, enabled=False):
+        if q.dtype != out.dtype:
+            q, k, v = (t.to(out.dtype) for t in (q, k, v))  # as autocast has it
         if q.shape[:-3] != k.shape[:-3]:
             batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
             q, k, v = (t.expand(*batch, *t.shape[-3:]) for t in (q, k, v))
@@ -52,7 +55,9 @@ def change(
         if row is not None:
             row = row.reshape(shape[:-1])
             row = row if sees is None else row.masked_fill(~sees.expand(row.shape), -torch.inf)
-        found = who.edit(Attended(call, out.reshape(shape), first_query, first_key, weights, row, who.watching))
+        found = who.edit(
+            Attended(call, out.reshape(shape), first_query, first_key, weights, row, who.watching, by_hand)
+        )
         return found._replace(out=found.out.reshape(out.shape))
 
 

@@ -46,6 +46,14 @@ class Soft:
         return scores
 
 
+class Weighing(NamedTuple):
+    """A product that weights go into."""
+
+    weights: Tensor
+    values: Tensor
+    result: Tensor
+
+
 class Trace:
     """The marks of the tensors that are alive; one for each watch.
 
@@ -57,8 +65,9 @@ class Trace:
         self.fixed: dict[int, tuple[weakref.ref, Mark]] = {}
         self.shape: torch.Size | None = None  # of the last product
         self.soft: deque[weakref.ref[Soft]] = deque(maxlen=SOFT)  # those that may hold scores
-        # Makes the account: of what a softmax was given, of weights that were changed since, and of its module.
-        self.hear: Callable[[Soft, Tensor | None, nn.Module], None] | None = None
+        # Makes the account: of what a softmax was given, of weights that were changed since, of the product that they
+        # go into and of the module of the softmax. Gives what takes the place of the product's result.
+        self.hear: Callable[[Soft, Tensor | None, Weighing, nn.Module], Tensor] | None = None
         mark_buffers(self, buffers)
 
     def get(self, x: Any) -> Mark | None:

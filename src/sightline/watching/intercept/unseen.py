@@ -24,7 +24,7 @@ from torch.nn import Parameter
 from sightline.errors import explain
 from sightline.watching.intercept import active, scripted
 from sightline.watching.intercept.caller import common, running
-from sightline.watching.intercept.marks import SOFT, Mark, Soft, Trace, tensors
+from sightline.watching.intercept.marks import SOFT, Mark, Soft, Trace, Weighing, tensors
 from sightline.watching.intercept.ways import OWNERS, PURE, RESHAPES, Product, Way, of_product, summed_over
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     if len(computed) > 1:
         weights = [i for i, kind in enumerate(kinds) if kind == "weights"]
         if weights:
-            _weighed(trace, func, args, operands, weights[0])
+            result = _weighed(trace, func, args, operands, weights[0], result)
         elif "soft" in kinds and "around" in kinds:
             attended(AROUND)
         else:
@@ -121,8 +121,8 @@ def _changed(mark: Mark, x: Tensor, result: Any) -> Mark:
     return mark
 
 
-def _weighed(trace: Trace, func: Any, args: tuple, operands: list[Tensor], place: int) -> None:
-    """Weights go into a product: an account of them, if their keys are what it sums over."""
+def _weighed(trace: Trace, func: Any, args: tuple, operands: list[Tensor], place: int, result: Tensor) -> Tensor:
+    """Weights go into a product: an account, if their keys are what it sums over; and its result, or another."""
     weights = operands[place]
     mark = trace.get(weights)
     assert mark is not None
@@ -131,8 +131,9 @@ def _weighed(trace: Trace, func: Any, args: tuple, operands: list[Tensor], place
     followed = axes is not None and axes[1] == summed_over(func, args, place, weights)
     if not followed or soft is None or mark.module is None or trace.hear is None:
         attended(BY_HAND, mark.module)
-    else:
-        trace.hear(soft, None if soft.pure else weights, mark.module)
+        return result
+    weighing = Weighing(weights, operands[1 - place], result)
+    return trace.hear(soft, None if soft.pure else weights, weighing, mark.module)
 
 
 def _mixed(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -179,7 +180,7 @@ def _soft(mark: Mark, func: Any, x: Tensor, args: tuple, kwargs: dict) -> Soft |
     if rows not in (-2, None) or columns not in (-1, None) or x.dim() < 2:
         return None
     assert mark.way is not None
-    return Soft(x.detach(), mark.way.product, swapped)
+    return Soft(x, mark.way.product, swapped)
 
 
 def _exponential(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:

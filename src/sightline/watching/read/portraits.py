@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from sightline.errors import InputError, MissingExtraError
 from sightline.lens.statistics import DISTANCE, ENTROPY, Shown, kept_rows
 from sightline.watching.read.html import portraits_svg
+from sightline.watching.read.measures import named
 from sightline.watching.record.shares import real_keys
 
 if TYPE_CHECKING:
     from sightline.watching.seen import LayerLike, Seen
-
-
-_SHARE = (0.0, 1.0)
 
 
 class Portrait(NamedTuple):
@@ -41,14 +39,7 @@ class Portrait(NamedTuple):
 
 
 # How a portrait's numbers are shown.
-MEASURES = (
-    Shown("previous", "previous token", range=_SHARE),
-    Shown("first", "first token", range=_SHARE),
-    Shown("same", "same token", range=_SHARE),
-    DISTANCE.described,
-    ENTROPY.described,
-    Shown("induction", "induction", range=_SHARE),
-)
+MEASURES = named("previous", "first", "same", "distance", "entropy", "induction")
 
 
 class Portraits(list[Portrait]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sightline.census.measures import MEASURES, duplicate, earlier, first, induction, previous, retrieval
+from sightline.watching.read.measures import OF_MAPS, duplicate, earlier, first, induction, previous, retrieval
 
 IDS = torch.tensor([3, 5, 3, 7, 5])
 
@@ -24,10 +24,10 @@ def test_each_says_one_for_the_head_it_is_named_after_and_less_for_others():
         "duplicate": looks(0, 1, 0, 3, 1),
         "induction": looks(0, 1, 1, 3, 2),
     }
-    for measure in MEASURES:
-        found = {name: float(measure.of(weights, IDS)) for name, weights in heads.items()}
-        assert found[measure.name] == 1.0
-        assert all(value < 1.0 for name, value in found.items() if name != measure.name), measure.name
+    for measure, of in OF_MAPS.items():
+        found = {name: float(of(weights, IDS)) for name, weights in heads.items()}
+        assert found[measure] == 1.0
+        assert all(value < 1.0 for name, value in found.items() if name != measure), measure
     assert [f(looks(0), IDS[:1]).isnan().item() for f in (previous, first, duplicate, induction)] == [True] * 4
     assert earlier(IDS).tolist() == [-1, -1, 0, -1, 1]
 

@@ -1,0 +1,148 @@
+"""Where an edit would give a wrong number without a word: nested blocks, autocast, caches, windows, finite hiding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import edit_cases
+import sightline as sl
+from sightline.errors import InputError
+
+
+def test_a_block_on_a_part_of_a_model_counts_its_own_layers():
+    torch.manual_seed(0)
+    model = torch.nn.Transformer(16, 2, 1, 2, 32, batch_first=True).eval()
+    x, y = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.scale(2.0, layers="encoder.layers.0.self_attn")
+        edits.scale(0.5, layers="decoder.layers.1.self_attn", heads=1)
+        expected = model(x, y)
+    with torch.no_grad(), sl.edit(model) as outer, sl.edit(model.decoder) as inner:
+        outer.scale(2.0, layers=0)
+        inner.scale(0.5, layers=2, heads=1)  # self and cross attention of the first layer come before it
+        assert torch.allclose(model(x, y), expected, atol=1e-6)
+
+
+def test_under_autocast_rows_are_as_exact_as_the_kernel_makes_them():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 16) * 4 for _ in range(3))
+
+    class Attends(torch.nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    model = Attends()
+    left = torch.arange(40) != 3
+    narrow = [t.bfloat16() for t in (q, k, v)]
+    exact = sl.attention(*(t.double() for t in narrow), mask=left[None], backend="reference")
+    error = (F.scaled_dot_product_attention(*narrow, attn_mask=left[None]) - exact).abs().max()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), sl.edit(model) as edits:
+        edits.cut(keys=3)
+        found = model(q, k, v)
+    assert found.dtype == torch.bfloat16
+    assert (found - exact).abs().max() <= 2 * error
+
+
+def test_a_mean_needs_its_prompt():
+    decoder, x = edit_cases.small_decoder(mask=sl.causal()), torch.randn(1, 7, 32)
+    cache = decoder.new_cache()
+    with torch.no_grad():
+        decoder(x[:, :6], cache=cache)
+        edits = sl.Edits()
+        edits.ablate("mean", heads=[(0, 1)])
+        with pytest.raises(InputError, match="was not run inside the block"), sl.edit(decoder, edits):
+            decoder(x[:, 6:], cache=cache)
+
+
+def test_a_step_after_a_prompt_outside_the_block_stands_where_it_stands():
+    decoder, x = edit_cases.small_decoder(mask=sl.causal()), torch.randn(1, 7, 32)
+    edits = [("cut", {"keys": [2], "queries": 6, "layers": [0]})]
+    with torch.no_grad(), edit_cases.ByHand(edit_cases.Reference(edits)):
+        expected = decoder.double()(x.double())
+    decoder.float()
+    cache = decoder.new_cache()
+    with torch.no_grad():
+        decoder(x[:, :6], cache=cache)
+        with sl.edit(decoder) as block:
+            edit_cases.apply(block, edits)
+            assert (decoder(x[:, 6:], cache=cache) - expected[:, 6:]).abs().max() < 1e-5
+
+
+def test_one_query_that_asks_all_of_the_others_is_no_step():
+    torch.manual_seed(0)
+
+    class Pools(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query = torch.nn.Parameter(torch.randn(1, 1, 1, 8))
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(self.query.expand(x.shape[0], -1, -1, -1), x, x)
+
+    model, x = Pools(), torch.randn(2, 1, 6, 8)
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.cut(queries=0, keys=slice(0, 5))
+        assert torch.allclose(model(x), x[:, :, 5:])
+        edits.clear()
+        edits.force("itself")
+        with pytest.raises(InputError, match="another sequence"):
+            model(x)
+        edits.clear()
+
+
+@pytest.mark.parametrize("hides", [-1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+def test_what_a_finite_number_hides_is_not_what_a_cut_leaves(hides):
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 5, 8)
+    table = torch.randn(5, 5).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), hides)
+
+    class Attends(torch.nn.Module):
+        def forward(self, q):
+            return F.scaled_dot_product_attention(q, q, q, attn_mask=table)
+
+    model = Attends()
+    with torch.no_grad(), sl.edit(model) as edits, sl.watch(model) as seen:
+        edits.cut(queries=2, keys=slice(0, 3))
+        edits.force("uniform", queries=3)
+        out = model(q)
+    assert not out[:, :, 2].any()
+    assert torch.allclose(out[:, :, 3], q[:, :, :4].mean(2), atol=1e-6)
+    assert not seen[0].tile(slice(2, 3), slice(0, 5)).any()
+
+
+def test_windows_of_an_image_are_no_examples():
+    class Windows(torch.nn.Module):
+        def forward(self, x):
+            pieces = x.unflatten(-1, (4, -1)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+            return F.scaled_dot_product_attention(pieces, pieces, pieces)
+
+    model, x = Windows(), torch.randn(2, 1, 5, 16)
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.scale(0.0, heads=0)
+        assert not model(x).any()
+        edits.clear()
+        edits.scale(0.0, heads=0, examples=1)
+        with pytest.raises(InputError, match="not examples"):
+            model(x)
+        edits.clear()
+
+
+def test_patches_of_some_heads_of_a_group_find_their_keys():
+    torch.manual_seed(0)
+    model = edit_cases.small_decoder(mask=sl.causal())
+    x, y = torch.randn(1, 6, 32), torch.randn(1, 6, 32)
+    found = []
+    for heads in (None, [0, 3]):
+        with sl.watch(model, heads=heads, keep_qk=True, influence=True) as source:
+            model(y)
+        out = []
+        for what in ("keys", "values", "queries"):
+            with torch.no_grad(), sl.edit(model) as edits:
+                edits.patch(source, what, heads=[(0, 3), (1, 0)])
+                out.append(model(x))
+        found.append(out)
+    for one, two in zip(*found):
+        assert torch.allclose(one, two, atol=1e-6)
+        assert (one - model(x)).abs().max() > 1e-3
