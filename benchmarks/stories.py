@@ -85,10 +85,10 @@ SHOTS: dict[str, tuple[str, str, str, str, str]] = {
     ),
     "why-needle-4": (
         "needle",
-        "a-needle",
-        f"&L=23&H=2&q={LAST}&k={PLACE}&view=compare&with=CUT,23,2&edits={','.join(f'ablate:{head}' for head in FOUND)}",
-        ".outcome:not([hidden])",
-        "",
+        "c-cut",
+        f"&L=23&H=3&q={LAST}&k={PLACE}&rail=link",
+        "#link-29-8",
+        ".why-bar button[title='what it should matter for']",
     ),
 }
 
@@ -120,14 +120,12 @@ def main() -> None:
                 continue
             page = browser.new_page(viewport={"width": 1300, "height": 720}, color_scheme="light")
             page.set_default_timeout(600_000)
-            page.goto(
-                f"{server.base}#v=2&run={ids[run]}{quote(state, safe='&=:,%')}".replace("CUT", ids.get("c-cut", ""))
-            )
+            page.goto(f"{server.base}#v=2&run={ids[run]}{quote(state, safe='&=:,%')}")
             page.wait_for_selector(".app:not(.empty) .head canvas", state="attached")
             page.locator(there).first.wait_for(state="attached")
+            until(page, "complete", limit=600)
             if click:
                 page.click(click)
-            until(page, "complete", limit=600)
             page.mouse.move(2, 2)
             page.wait_for_timeout(1000)
             path = IMAGES / f"{name}.png"
