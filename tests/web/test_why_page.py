@@ -165,7 +165,7 @@ def test_a_patch_shows_on_the_picture_what_it_looks_at(browser: Browser, live: L
     visit = Visit(browser, live.base)
     page = visit.open(address(live, 2, L=0, H=0))
     frame = page.locator(".image-frame")
-    visit.until("document.querySelector('.image-frame img').complete")
+    visit.until("document.querySelector('.image-frame img').naturalWidth > 0")
     box = frame.bounding_box()
     assert box is not None
     side = box["width"] / 4

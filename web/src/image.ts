@@ -75,7 +75,7 @@ export class ImageView {
 
   private get cross(): boolean {
     const { run, state } = this.context;
-    return run.value?.layer(state.layer).cross ?? false;
+    return Boolean(run.value?.layer(state.layer).cross) && this.patches?.first === null; // words look at the picture
   }
 
   private async open(run: OpenRun | null): Promise<void> {

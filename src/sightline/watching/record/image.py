@@ -124,6 +124,7 @@ def _patch(module: nn.Module, channels: int) -> tuple[int, int] | None:
     if isinstance(module, nn.Conv2d) and module.in_channels == channels:
         step = module.stride
         return (int(step[0]), int(step[1])) if step == module.kernel_size else (1, 1)
+    patch: Any = getattr(module, "patch", None)
     if hasattr(module, "cut") and getattr(module, "channels", None) == channels:  # of `sl.models`
-        return module.patch
+        return int(patch[0]), int(patch[1])
     return None
