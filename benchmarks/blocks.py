@@ -59,7 +59,10 @@ def where(results: Results, kind: str, *names: str) -> str:
     about = results.machine(*(f"{name}-{kind}" for name in names))
     if about is None:
         return "NVIDIA H200" if kind == "gpu" else "CPU"
-    versions = ["torch", *(name for name in ("triton", "transformers", "x-transformers", "bertviz") if name in about)]
+    versions = [
+        "torch",
+        *(name for name in ("triton", "transformers", "x-transformers", "bertviz", "captum") if name in about),
+    ]
     told = ", ".join(f"{name} {about[name].partition('+')[0]}" for name in versions)
     old = f" {OLD}" if any(results.is_old(f"{name}-{kind}") for name in names) else ""
     if kind == "gpu":
@@ -189,6 +192,37 @@ def account(results: Results, kind: str) -> str:
         rows.append((one["call"], *cells))
     tokens = f"{both[True][0]['tokens']:,} tokens" if both[True] else ""
     return f"{where(results, kind, 'lens')}; {tokens}.\n\n" + table(("", "causal", "full"), rows)
+
+
+def influence(results: Results, kind: str) -> str:
+    """What edges cost beside torch's passes, and rows beside captum."""
+    name = f"influence-{kind}"
+    rows = [
+        (
+            row["call"],
+            f"{row['tokens']:,}, {'causal' if row['causal'] else 'full'}",
+            f"{times(row['of_forward_and_backward'])} of torch's forward and backward"
+            + (f", {times(row['of_eager'])} of eager with retained gradients" if "of_eager" in row else ""),
+            duration(row["median_ms"]),
+        )
+        for row in results.rows(name, part="edges")
+    ]
+    rows += [
+        (row["call"], f"{row['tokens']:,}", f"{times(row['of_backward'])} of the backward without it",
+         duration(row["median_ms"]))
+        for row in results.rows(name, call="rows and heads")
+    ]  # fmt: skip
+    rows += [
+        (row["call"] + ": rows and heads, no edges", f"{row['tokens']:,}",
+         f"{times(row['of_ours'])} of `sl.watch` and `seen.backward`", duration(row["median_ms"]))
+        for row in results.rows(name, part="captum")
+    ]  # fmt: skip
+    rows += [
+        (row["call"], f"{row['tokens']:,}", f"{size(row['peak_mebibytes'])} at most", duration(1e3 * row["seconds"]))
+        for row in results.rows(name, part="long")
+    ]
+    head = ("", "tokens", "", "took")
+    return f"{where(results, kind, 'influence')}.\n\n{table(head, rows, words=(0, 1, 2))}"
 
 
 def lengths(results: Results, kind: str) -> str:
@@ -510,6 +544,7 @@ for _kind in ("cpu", "gpu"):
         "modules": modules,
         "watching": watching,
         "growth": growth,
+        "influence": influence,
         "edits": edits,
     }.items():
         BLOCKS[f"{_name}-{_kind}"] = _of(_kind, _make)

@@ -42,7 +42,7 @@ def split(levels: Levels, job: Job) -> tuple[Job, Job]:
     """The part of a job that the kernels do, and the rest."""
     from sightline.kernels.reading_edges import MOST
 
-    keys = [request for request in job.received if not isinstance(request, Between | Allowed)]
+    keys: list[Any] = [request for request in job.received if not isinstance(request, Between | Allowed)]
     tops = [] if isinstance(levels.call.bias, Tensor) else [request for request in job.tops if request.n <= MOST]
     mine = job._replace(rows=set(), received=keys, tops=tops)
     rest = Job(

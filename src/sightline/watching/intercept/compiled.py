@@ -65,8 +65,8 @@ class Region:
         if reason is None and influences:
             heard = [tap for one in influences for tap in one.taps]
             with _without_gradients(self.module):
-                given = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, (args, kwargs))
-                again, reason = self._again(watchers, *given, out, gradients=True)
+                cut = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, (args, kwargs))
+                again, reason = self._again(watchers, cut[0], cut[1], out, gradients=True)
             if not all(any(tap is other for other in heard) for one in influences for tap in one.taps):
                 out = _bridged(out, again, self.module)
         elif reason is None:
