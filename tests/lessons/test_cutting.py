@@ -10,7 +10,8 @@ from lesson_cases import give
 from sightline.lessons import cutting
 
 
-def test_the_lesson() -> None:
+def test_the_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "NAMES", ("Mary", "John", "Tom"))  # six sentences of thirty
     page, text = give("cutting")
     plain, found = page.results["plain"], page.results["found"]
     assert page.results["second"] == 9
@@ -24,20 +25,20 @@ def test_the_lesson() -> None:
     assert ["that", "one", "edge,", "to", "position", "9", f"{edge:.3f}", f"{edge - plain:.3f}"] in rows
     assert "28,350" in text
     assert "Exercises: predict, then run" in text
-    # The same edge in thirty sentences: one of them is the lesson's own, and one is run alone here.
+    # The same edge in more sentences: one of them is the lesson's own, and one is run alone here.
     plain_of, cut, control = page.results["other names"].values()
-    assert len(plain_of) == 30
+    assert len(plain_of) == 6
     assert plain_of[0] == pytest.approx(plain, abs=0.01)
     assert cut[0] == pytest.approx(edge, abs=0.01)
     assert ((plain_of - cut) > (plain_of - control).abs()).all()
-    assert "In 30 of 30 sentences the cut took more than the control did" in " ".join(text.split())
+    assert "In 6 of 6 sentences the cut took more than the control did" in " ".join(text.split())
     model, tokenizer = sl.models.load("smollm2")
-    ids = torch.tensor([tokenizer.encode(cutting.TEXT.replace("Mary", "Tom").replace("John", "Sarah")).ids])
-    tom, sarah = (tokenizer.encode(name).ids[0] for name in (" Tom", " Sarah"))
-    answer = sl.targets.logit(tom, than=sarah)
+    ids = torch.tensor([tokenizer.encode(cutting.TEXT.replace("Mary", "Tom")).ids])
+    tom, john = (tokenizer.encode(name).ids[0] for name in (" Tom", " John"))
+    answer = sl.targets.logit(tom, than=john)
     with torch.no_grad(), sl.edit(model) as edits:
         edits.cut(queries=-1, keys=9, heads=[(23, 3)])
-        assert float(answer(model(ids))) == pytest.approx(float(cut[-1]), abs=0.01)  # Tom and Sarah come last
+        assert float(answer(model(ids))) == pytest.approx(float(cut[-1]), abs=0.01)  # Tom and John come last
 
 
 def test_the_exercises_run_and_have_answers() -> None:

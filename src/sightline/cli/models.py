@@ -40,8 +40,9 @@ def models(
     console = Console(highlight=False, soft_wrap=True)
     console.print(table(rows), "")
     for row in rows:
-        what = f" ({TITLES[row['name']]})" if row["name"] in TITLES else ""
-        console.print(f"{row['name']}{what}: {row['path'] or 'not installed: ' + row['install']}", markup=False)
+        console.print(f"{row['name']}: {row['path'] or 'not installed: ' + row['install']}", markup=False)
+        if row["name"] in TITLES:
+            console.print(f"  is {TITLES[row['name']]}", markup=False)
         if row["cache"]:
             console.print(f"  copy: {row['cache']}", markup=False)
     console.print("A checkpoint folder or a .gguf file works wherever a name does.")

@@ -70,8 +70,9 @@ def lesson(page: Page) -> None:
     apart = torch.stack([kilometres(places, (float(a), float(b))) for a, b in places])
     around, shared = (everyone(model, field)[best] * (apart < NEAR)).sum(-1), (apart < NEAR).double().mean(-1)
     error, copied = errors(model, apart)
-    for name, value in (("around", around), ("error", error), ("copied", copied)):
-        page.keep(name, value)
+    page.keep("around", around)
+    page.keep("error", error)
+    page.keep("copied", copied)
     page.text(
         f"""The head that looks at its neighbours most, head {best}, gives them {most:.2f} of its weight. One station
         could be luck, so each of the {STATIONS} silent in turn: {float(around.mean()):.2f} ± {float(around.std()):.2f}

@@ -27,8 +27,8 @@ WHY = {
         decides where to look. A character is most like itself, and looks there, where it knows all. Only learned q and
         k can ask for something else than likeness""",
     "several heads": "each of several heads is narrower than the one, and a short training cannot use them",
-    "feed-forward": """it stands alone behind the heads: all that they gathered must pass through it. It pays once there
-        is a way around it, which the next rung brings""",
+    "feed-forward": """it stands alone behind the heads: all that they gathered must pass through it, and the way around
+        it comes with the next rung""",
     "residuals and norms": "in one layer there is little to go around; they are what makes several layers trainable",
     "positions": "a training too short to learn what lies one character back",
     "several layers": "more to learn in the same number of steps",
