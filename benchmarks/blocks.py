@@ -476,7 +476,7 @@ def survey(results: Results) -> str:
     first = rows[0]
     same = "the same rows" if all(row["same_rows"] for row in rows) else "DIFFERENT ROWS"
     said = (
-        f"SmolLM2 over {first['texts']} pieces of {first['corpus']}, about "
+        f"SmolLM2-135M-Instruct (4-bit weights) over {first['texts']} pieces of {first['corpus']}, about "
         f"{first['tokens']:.0f} tokens each, {first['rows']:,} rows; in turns, rounds: {first['rounds']}, on "
         f"{where(results, 'cpu', 'survey')}; other work may have shared the cores. All wrote {same}."
     )

@@ -62,7 +62,13 @@ SHOTS: dict[str, tuple[str, str, str, str, str]] = {
     ),
     "why-mary-2": ("mary", "mary", f"&L=23&H=3&q=13&k=9{FOR_MARY}&edits=ablate:23.3", "text=6.12 → 3.08", ""),
     "why-mary-3": ("mary", "mary", f"&L=23&H=3&q=13&k=9{FOR_MARY}&rail=effects&effects=1", "#effect-29-8", ""),
-    "why-needle-1": ("needle", "a-needle", f"&L=23&H=2&q={LAST}&k={PLACE}&pool=max", "text=0.903", ""),
+    "why-needle-1": (
+        "needle",
+        "a-needle",
+        f"&L=23&H=2&q={LAST}&k={PLACE}&pool=max",
+        '.portrait .summary:has-text("entropy")',
+        "",
+    ),
     "why-needle-2": (
         "needle",
         "a-needle",

@@ -16,7 +16,7 @@ const CHIPS: { order: Order; name: string; title: string }[] = [
   {
     order: "interest",
     name: "Interesting",
-    title: "focus, less the first token, itself, neighbours; first, the one whose link stands out",
+    title: "focus, not on the first token nor nearby; first, the link that stands out",
   },
   { order: "focus", name: "Focused", title: "how few keys it looks at, of those it sees: low entropy" },
   { order: "previous", name: "Previous", title: "how much goes to the token before" },

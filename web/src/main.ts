@@ -18,7 +18,7 @@ import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
 import { verb } from "./readings";
-import { reportNote } from "./reportnote";
+import { readFirst, reportNote } from "./reportnote";
 import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
 import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
@@ -27,7 +27,6 @@ import { TextView } from "./text";
 import { Tour } from "./tour";
 import { Wall } from "./wall";
 import { WhyBar } from "./whybar";
-import { type Reading, WHY } from "./whystate";
 import { WrittenView } from "./written";
 
 class App {
@@ -153,9 +152,7 @@ class App {
     if (state.run && known) await this.context.open(state.run, bare(state), state);
     else if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
     else this.header.invite();
-    const { kept, readings } = this.context.source;
-    const shown = readings?.find((info) => info.id === kept?.call(this.context.source).shown);
-    if (shown && !state.of) this.context.store.replace({ of: shown.of as Reading, target: shown.aim ?? WHY.target });
+    if (!state.of) await readFirst(this.context, !state.run);
   }
 
   private follow(): void {

@@ -45,7 +45,7 @@ export class TextView {
   private asked = 0;
 
   constructor(private context: Context) {
-    const strength = (token: number) => this.shading.strength(token);
+    const strength = (token: number) => (this.elsewhere ? 0 : this.shading.strength(token));
     this.find = new FindBar(context, {
       changed: () => this.body.mark(),
       reveal: (token) => this.body.reveal(token),
@@ -96,6 +96,12 @@ export class TextView {
     new ResizeObserver(() => this.redraw()).observe(this.body.scroller);
     this.body.scroller.addEventListener("scroll", () => this.redraw());
     this.ruler.node.addEventListener("pointerdown", () => this.body.release());
+  }
+
+  // Whether what is shaded are tokens of a memory, which are not those of this text.
+  private get elsewhere(): boolean {
+    const { shade, layer } = this.shading.of;
+    return (shade === "looks" || shade === "received") && Boolean(this.context.run.value?.layer(layer).cross);
   }
 
   focus(): void {

@@ -246,7 +246,7 @@ def syntax(page: Page, name: str, model: nn.Module) -> None:
 def _riddles(how: float, fond: float, time: float, fruit: float) -> str:
     """Where the riddles lie: with a meaning if they lean there at least a quarter as far as its clear sentences."""
     if not how < 0 < fond:
-        return "the clear ones lean one way, all of them, and nothing can be said of the riddles"
+        return "both kinds of clear ones lean the same way, and nothing can be said of the riddles"
     first, second = (
         "with the comparison" if lead < how / 4 else "with the verb" if lead > fond / 4 else "between the two"
         for lead in (time, fruit)

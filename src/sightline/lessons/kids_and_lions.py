@@ -172,7 +172,7 @@ def hits(page: Page, name: str, found: Found) -> None:
         f"""By chance a head is right in half of them. But we took the best of {layers * heads}: if the verbs told
         nothing, the best would still have {expected:.0%}. That is the mean over all {changes:,} ways to let the two
         verbs of some pairs change places, with the best head taken each time; a best like this one came up in
-        {round(probability * changes)} of them, and as it stands is one of them. A second guard: the head that is best
+        {round(probability * changes)} of them, and one of them is the real one. A second guard: the head that is best
         with one half of the verbs, tried with the other half, and the other way round: {tested}."""
     )
 

@@ -22,7 +22,7 @@ from sightline.watching.record.slices import slice_of
 
 if TYPE_CHECKING:
     from sightline.watching.intercept.function_mode import Audience
-    from sightline.watching.intercept.looked import Edited, Looked
+    from sightline.watching.intercept.looked import Looked
     from sightline.watching.intercept.marks import Soft, Weighing
 
 AXES = "its attention is written by hand: which axes of its scores are texts, heads, queries and keys is not known"
@@ -68,51 +68,36 @@ def looked(who: Audience, soft: Soft, weights: Tensor | None) -> Looked | str:
         return _looked(who, four, scores.shape, soft.q, soft.k)
 
 
-def edited(
-    who: Audience, soft: Soft, weights: Tensor | None, weighing: Weighing
-) -> tuple[Edited, Tensor, Looked] | str:
-    """What edits make of attention written by hand: the call, the result of its product, and the account of it before.
+def edited(who: Audience, soft: Soft, weights: Tensor | None, weighing: Weighing) -> tuple[Looked | str, Tensor]:
+    """What edits make of attention written by hand: its account, or why it cannot be edited; and its product's result.
 
     The scores stand for a bias over products of nothing, and the values are those of the product.
     """
-    scores = soft.scores
+    scores, plain = soft.scores, weighing.result
     before = looked(who, soft, weights)
     if isinstance(before, str) or scores is None:
-        return before if isinstance(before, str) else GONE
+        return (before if isinstance(before, str) else GONE), plain
     with active.quiet():
         ways = _in_order(weighing)
-        if ways is None:
-            return VALUES
+        if ways is None or scores.dim() > 4:
+            return VALUES, plain
         used, values, result, back = ways
         heads, batches = _heads(who.module), {x.shape[0] for x in _given(who.module) if x.dim()}
-        if scores.dim() > 4:
-            return VALUES
-        lead = scores.shape[:-2]
-        values = values.expand(*lead, *values.shape[-2:])
-        four = [in_four(x, heads, batches) for x in (scores, values, result)]
-        bias, v, out = four
+        values = values.expand(*scores.shape[:-2], *values.shape[-2:])
+        bias, v, out = (in_four(x, heads, batches) for x in (scores, values, result))
         if bias is None or v is None or out is None:
-            return AXES
+            return AXES, plain
         nothing = torch.zeros((), dtype=out.dtype, device=out.device)
         q, k = nothing.expand(*bias.shape[:3], 1), nothing.expand(*v.shape[:3], 1)
-        plain = _is_plain(used, scores)
-        found = change(
-            who,
-            q,
-            k,
-            v,
-            out,
-            None,
-            bias,
-            1.0,
-            before.first_query,
-            row=before.row,
-            by_hand="plain" if plain else "dropped",
-        )
+        how = "plain" if _is_plain(used, scores) else "dropped"
+        found = change(who, q, k, v, out, None, bias, 1.0, before.first_query, row=before.row, by_hand=how)
         new = found.out
         if out.shape != result.shape or (result.dim() == 4 and out.stride() != result.stride()):
             new = new.transpose(0, 1) if result.dim() == 4 else new.reshape(result.shape)
-    return found, back(new), before
+    if found.call is not None and found.row is not None:
+        key = before.call.k if before.key is None else before.key
+        before = before._replace(call=found.call, row=found.row, key=key)
+    return before, back(new)
 
 
 def _is_plain(weights: Tensor, scores: Tensor) -> bool:

@@ -265,22 +265,17 @@ def _by_hand(soft: Soft, weights: Tensor | None, weighing: Weighing, softmax: nn
     for watcher, _ in hearing:
         watcher.listening.always = True
     who = Audience(module, hearing)
-    changed = by_hand.edited(who, soft, weights, weighing) if who.editing else None
+    found: Any
+    if who.editing:
+        found, result = by_hand.edited(who, soft, weights, weighing)
     try:
-        if changed is None:
+        if not who.editing:
             found = by_hand.looked(who, soft, weights)
-        else:
-            found = changed if isinstance(changed, str) else changed[2]
         if isinstance(found, str):
             for watcher, name in hearing:
                 unseen.drop(watcher, name, found, by_hand=True)
             return result
         who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
-        if changed is not None:
-            edited, result, _ = changed
-            if edited.call is not None and edited.row is not None:
-                key = found.call.k if found.key is None else found.key
-                found = found._replace(call=edited.call, row=edited.row, key=key)
         who.record(found)
     except Exception as error:
         if not who.lenient:
