@@ -59,7 +59,10 @@ def where(results: Results, kind: str, *names: str) -> str:
     about = results.machine(*(f"{name}-{kind}" for name in names))
     if about is None:
         return "NVIDIA H200" if kind == "gpu" else "CPU"
-    versions = ["torch", *(name for name in ("triton", "transformers", "x-transformers", "bertviz") if name in about)]
+    versions = [
+        "torch",
+        *(name for name in ("triton", "transformers", "x-transformers", "bertviz", "captum") if name in about),
+    ]
     told = ", ".join(f"{name} {about[name].partition('+')[0]}" for name in versions)
     old = f" {OLD}" if any(results.is_old(f"{name}-{kind}") for name in names) else ""
     if kind == "gpu":
@@ -189,6 +192,37 @@ def account(results: Results, kind: str) -> str:
         rows.append((one["call"], *cells))
     tokens = f"{both[True][0]['tokens']:,} tokens" if both[True] else ""
     return f"{where(results, kind, 'lens')}; {tokens}.\n\n" + table(("", "causal", "full"), rows)
+
+
+def influence(results: Results, kind: str) -> str:
+    """What edges cost beside torch's passes, and rows beside captum."""
+    name = f"influence-{kind}"
+    rows = [
+        (
+            row["call"],
+            f"{row['tokens']:,}, {'causal' if row['causal'] else 'full'}",
+            f"{times(row['of_forward_and_backward'])} of torch's forward and backward"
+            + (f", {times(row['of_eager'])} of eager with retained gradients" if "of_eager" in row else ""),
+            duration(row["median_ms"]),
+        )
+        for row in results.rows(name, part="edges")
+    ]
+    rows += [
+        (row["call"], f"{row['tokens']:,}", f"{times(row['of_backward'])} of the backward without it",
+         duration(row["median_ms"]))
+        for row in results.rows(name, call="rows and heads")
+    ]  # fmt: skip
+    rows += [
+        (row["call"] + ": rows and heads, no edges", f"{row['tokens']:,}",
+         f"{times(row['of_ours'])} of `sl.watch` and `seen.backward`", duration(row["median_ms"]))
+        for row in results.rows(name, part="captum")
+    ]  # fmt: skip
+    rows += [
+        (row["call"], f"{row['tokens']:,}", f"{size(row['peak_mebibytes'])} at most", duration(1e3 * row["seconds"]))
+        for row in results.rows(name, part="long")
+    ]
+    head = ("", "tokens", "", "took")
+    return f"{where(results, kind, 'influence')}.\n\n{table(head, rows, words=(0, 1, 2))}"
 
 
 def lengths(results: Results, kind: str) -> str:
@@ -407,22 +441,31 @@ def ladder(results: Results) -> str:
 
 
 def references(results: Results) -> str:
-    """The heads that follow a reference most often, and what chance gives."""
+    """The heads that follow a reference most often, with each link and over both, and what chance gives."""
     rows = []
+    kinds = ("so", "because", "both")
     for found in results.rows("references-cpu"):
-        count = found["sentences"]
-        for best in found["best"][:3]:
+        hits = {
+            kind: {
+                tuple(line[:2]): sum(line[3:]) for line in ([int(x) for x in one.split()] for one in found[kind]["all"])
+            }
+            for kind in kinds[:2]
+        }
+        hits["both"] = {head: count + hits["because"][head] for head, count in hits["so"].items()}
+        bests = [found[kind]["best"][0] for kind in kinds]
+        for layer, head in dict.fromkeys((best["layer"], best["head"]) for best in bests):
             rows.append(
                 (
                     f"{found['model']}, {found['heads']} heads",
-                    f"layer {best['layer']}, head {best['head']}",
-                    f"{best['hits']} of {count}",
-                    f"{best['first']} of {count}",
+                    f"layer {layer}, head {head}",
+                    *(f"{hits[kind][layer, head]} of {found[kind]['sentences']}" for kind in kinds),
                 )
             )
-        chance = round(count * found["best_by_chance"])
-        rows.append(("", "*the best of all by chance*", f"{chance} of {count}", ""))
-    return table(("model", "head", "hits", "looks at the first noun"), rows, words=(0, 1))
+        chance = ((found[kind]["best_by_chance"], found[kind]["sentences"]) for kind in kinds)
+        rows.append(
+            ("", "*the best of all by chance*", *(f"{round(share * count)} of {count}" for share, count in chance))
+        )
+    return table(("model", "head", "hits with so", "with because", "together"), rows, words=(0, 1))
 
 
 def survey(results: Results) -> str:
@@ -433,7 +476,7 @@ def survey(results: Results) -> str:
     first = rows[0]
     same = "the same rows" if all(row["same_rows"] for row in rows) else "DIFFERENT ROWS"
     said = (
-        f"SmolLM2 over {first['texts']} pieces of {first['corpus']}, about "
+        f"SmolLM2-135M-Instruct (4-bit weights) over {first['texts']} pieces of {first['corpus']}, about "
         f"{first['tokens']:.0f} tokens each, {first['rows']:,} rows; in turns, rounds: {first['rounds']}, on "
         f"{where(results, 'cpu', 'survey')}; other work may have shared the cores. All wrote {same}."
     )
@@ -501,6 +544,7 @@ for _kind in ("cpu", "gpu"):
         "modules": modules,
         "watching": watching,
         "growth": growth,
+        "influence": influence,
         "edits": edits,
     }.items():
         BLOCKS[f"{_name}-{_kind}"] = _of(_kind, _make)

@@ -1,10 +1,12 @@
 """The explorer under load: a map of 65,536 x 65,536 in a real browser, and fifty clients at once for a minute.
 
-    python benchmarks/explorer.py [--parts long,pan,clients,smollm2] [--folder FOLDER] [--seconds 60] [--out FOLDER]
+    python benchmarks/explorer.py [--parts long,pan,clients,smollm2,why,wall] [--folder FOLDER] [--seconds 60]
+                                  [--out FOLDER]
 
 `long`: the first full view, then tiles never asked for before, at every level. `pan`: the map is dragged for a minute.
-`clients`: quick, slow and broken ones together. `smollm2`: a text of 2,048 tokens, typed into the page. Every part
-states its budget beside what was measured. The map is made once and kept in `--folder`.
+`clients`: quick, slow and broken ones together. `smollm2`: a text of 2,048 tokens, typed into the page. `why` and
+`wall` are in `asking.py`: readings, edits and effects after a run, and 1,024 heads on one screen. Every part states its
+budget beside what was measured. The map is made once and kept in `--folder`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import asking
 import httpx
 import numpy as np
 import torch
@@ -453,7 +456,7 @@ def smollm2() -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="long,pan,clients,smollm2")
+    parser.add_argument("--parts", default="long,pan,clients,smollm2,why,wall")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / f"sightline-long-{TOKENS}")
     parser.add_argument("--seconds", type=float, default=3 if QUICK else 60)
     parser.add_argument("--out", type=Path)
@@ -468,6 +471,8 @@ def main() -> None:
             "pan": lambda: pan(options.folder, options.seconds),
             "clients": lambda: clients(options.folder, options.seconds),
             "smollm2": smollm2,
+            "why": lambda: asking.why(serving),
+            "wall": lambda: asking.wall(serving, browsing, Path(tempfile.mkdtemp(prefix="sightline-wall-")) / "run"),
             "prepare": list,
         }[part]()
         for row in found:

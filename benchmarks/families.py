@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,19 @@ def written(model: nn.Module, given: dict) -> list[Tensor]:
     return mode.maps
 
 
+def whole(maps: list[Tensor], numel: int, shape: tuple[int, int]) -> Iterator[Tensor]:
+    """The maps that have so many numbers, and those that do together, one after another: slices of a layer."""
+    for i in range(len(maps)):
+        found, count = [], 0
+        for one in maps[i:]:
+            if one.shape[-2:] != shape or count >= numel:
+                break
+            found.append(one.reshape(-1, *shape))
+            count += one.numel()
+        if count == numel:
+            yield torch.cat(found)
+
+
 def nearest(seen: Any, maps: list[Tensor]) -> dict[str, Any] | None:
     """The largest difference of a layer to the map that is nearest to it, over rows that see something."""
     worst, count = 0.0, 0
@@ -85,8 +99,7 @@ def nearest(seen: Any, maps: list[Tensor]) -> dict[str, Any] | None:
         sees = (sight.lse > -torch.inf)[..., None]
         distances = [
             float(((tile - one.reshape(tile.shape).float()) * sees).nan_to_num(0.0).abs().max())
-            for one in maps
-            if one.numel() == tile.numel() and one.shape[-2:] == (queries, keys)
+            for one in whole(maps, tile.numel(), (queries, keys))
         ]
         if distances:
             worst, count = max(worst, min(distances)), count + 1
@@ -101,7 +114,7 @@ def one(case: Case) -> dict:
         for parameter in model.parameters():  # attention far from even
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15)
-    worst, compared, by, unseen, bits, seen_layers = 0.0, 0, set(), {}, True, 0
+    worst, compared, by, unseen, bits, seen_layers, joint = 0.0, 0, set(), {}, True, 0, 0
     for side in case.sides:
         torch.manual_seed(3)
         given = case.inputs(side)
@@ -113,7 +126,7 @@ def one(case: Case) -> dict:
             found = eager if isinstance(eager, dict) else nearest(seen, written(model, given))
         bits = bits and (same(plain, mine) or not same(plain, again))
         unseen |= seen.unseen
-        seen_layers = len(seen.layers)
+        seen_layers, joint = len(seen.layers), len(seen.joint)
         if found is not None:
             worst, compared = max(worst, found["largest"]), max(compared, found["layers"])
             by.add(how)
@@ -123,6 +136,7 @@ def one(case: Case) -> dict:
         "family": case.name,
         "sides": [side or "none" for side in case.sides],
         "seen": seen_layers,
+        "joint": joint,
         "unseen": len(unseen),
         "reasons": sorted(set(unseen.values())),
         "same_bits": bits,
@@ -164,7 +178,8 @@ def page(results: dict) -> str:
             why = f"{row['unseen']}: {'; '.join(row['reasons'])}" if row["unseen"] else "–"
             padded = "left, right" if "left" in row["sides"] else "–"
             bits = "" if row["same_bits"] else " (other bits)"
-            lines.append(f"| {row['family']}{bits} | {row['seen']} | {why} | {padded} | {difference} |")
+            both = f" ({row['joint']} of text and image)" if row.get("joint") else ""
+            lines.append(f"| {row['family']}{bits} | {row['seen']}{both} | {why} | {padded} | {difference} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

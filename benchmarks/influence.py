@@ -1,37 +1,56 @@
-"""What influence costs: rows and head totals of every watched layer, beside the same passes without them.
+"""What influence costs: rows and heads, strongest edges, pictures and magnitudes, beside what one would do otherwise.
 
-    python benchmarks/influence.py [--device cpu] [--threads 2] [--out FOLDER]
+    python benchmarks/influence.py [--part backward edges captum long] [--threads 2] [--out FOLDER]
 
 `backward` is the backward pass alone, of a graph that stays: to the heads' outputs by torch.autograd.grad, and by
-seen.backward. `step` is a run and the model's own backward pass, watched without influence, and with it. Both are
-interleaved in one process.
+seen.backward; and a run with the model's own backward pass, watched without influence, and with it. `edges` is one call
+of `sl.look` with the eight strongest edges of each row, a picture and magnitudes by key, beside torch's forward and
+backward pass of the same call, and eager attention with its gradients retained, which then still has all that to look
+up. `captum` gives gradient x activation at the same places (LayerGradientXActivation): rows and head totals, no edges;
+it is measured where captum can be imported, in an environment of its own, and else kept as it was. `long`, on a GPU,
+runs 131,072 tokens through a model of Llama-3-8B's shape, frozen, with the influence of its last two layers. All are
+interleaved.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from harness import compare, ratio, write
+import torch.nn.functional as F
+from harness import compare, kept, ratio, write
 from torch import Tensor, nn
 
 import sightline as sl
+from sightline.lens.gpu import readings as gpu_readings
 
-LENGTHS = {"cpu": (256, 1024), "cuda": (4096, 16384)}
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPE = torch.bfloat16 if GPU else torch.float32
+LENGTHS = (4096, 16384) if GPU else (256, 512)
+CELLS = {"heads": 16, "dim": 128, "lengths": (4096, 16384)} if GPU else {"heads": 8, "dim": 64, "lengths": (1024, 2048)}
 TARGET = sl.targets.logit(7, than=3)
+ROWS, EDGES = "rows and heads", "strongest edges, picture, magnitudes"
+STATS = (
+    sl.Top(8, of="influence"),
+    sl.Picture(512, 512, of="influence"),
+    sl.Received(of="influence", reduce="magnitude"),
+)
 
 
-def model_of(device: str) -> nn.Module:
+def model_of() -> nn.Module:
     """A small decoder with a head, and its weights as they are drawn."""
     torch.manual_seed(0)
-    return nn.Sequential(sl.nn.Decoder(512, heads=8, layers=6), nn.Linear(512, 4096)).to(device).eval()
+    return nn.Sequential(sl.nn.Decoder(512, heads=8, layers=6), nn.Linear(512, 4096)).to(DEVICE).eval()
 
 
-def backward(tokens: int, device: str) -> dict[str, Callable[[], object]]:
-    """The backward pass alone, without and with what is read at the heads."""
-    model, x = model_of(device), torch.randn(1, tokens, 512, device=device)
+def backward(tokens: int) -> list[dict]:
+    """The backward pass alone, without and with what is read at the heads; and a run with the model's own."""
+    model, x = model_of(), torch.randn(1, tokens, 512, device=DEVICE)
     taken: list[Tensor] = []
     hooks = [
         layer.attention.output.register_forward_pre_hook(lambda _, args: taken.append(args[0]))
@@ -42,40 +61,129 @@ def backward(tokens: int, device: str) -> dict[str, Callable[[], object]]:
         hook.remove()
     with sl.watch(model, stats=(), influence=True) as seen:
         z = TARGET(model(x))
-    return {
-        "torch": lambda: torch.autograd.grad(y.sum(), taken, retain_graph=True),
-        "sightline": lambda: seen.backward(z),
-    }
 
-
-def step(tokens: int, device: str) -> dict[str, Callable[[], object]]:
-    """A run and the model's own backward pass, watched with influence and without."""
-    model, x = model_of(device), torch.randn(1, tokens, 512, device=device)
-
-    def run(influence: bool) -> None:
+    def step(influence: bool) -> None:
         with sl.watch(model, stats=(), influence=influence):
             TARGET(model(x)).sum().backward()
         model.zero_grad()
 
-    return {"torch": lambda: run(False), "sightline": lambda: run(True)}
+    alone = compare(
+        {"torch": lambda: torch.autograd.grad(y.sum(), taken, retain_graph=True), "ours": lambda: seen.backward(z)}, 11
+    )
+    whole = compare({"torch": lambda: step(False), "ours": lambda: step(True)}, 5)
+    return [
+        {"call": ROWS, "tokens": tokens, "of_backward": ratio(alone, "ours", "torch"), **alone["ours"]},
+        {"call": "a run with the model's own backward", "tokens": tokens, "of_watched": ratio(whole, "ours", "torch"),
+         **whole["ours"]},
+    ]  # fmt: skip
+
+
+def edges(tokens: int, causal: bool) -> list[dict]:
+    """One call: all that is asked of its edges, beside torch's passes."""
+    heads, dim = CELLS["heads"], CELLS["dim"]
+    torch.manual_seed(0)
+    q, k, v, g = (torch.randn(1, heads, tokens, dim, device=DEVICE, dtype=DTYPE) for _ in range(4))
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=DEVICE).triu(1)
+
+    def fused() -> object:
+        given = [x.detach().requires_grad_() for x in (q, k, v)]
+        F.scaled_dot_product_attention(*given, is_causal=causal).backward(g)
+        return given
+
+    def eager() -> object:
+        a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
+        scores = a @ b.mT * dim**-0.5
+        weights = (scores.masked_fill(hidden, -torch.inf) if causal else scores).softmax(-1)
+        weights.retain_grad()
+        (weights @ c).backward(g)
+        return weights * weights.grad
+
+    candidates = {"ours": lambda: sl.look(q, k, v, grad=g, mask=sl.causal() if causal else None, stats=STATS)}
+    candidates |= {"fused": fused, "eager": eager}
+    if GPU and tokens > 8192:
+        del candidates["eager"]  # its maps take more memory than there is
+    found = compare(candidates, repeats=5, warmups=1)
+    row = {"call": EDGES, "tokens": tokens, "causal": causal, "by": done_by(q, k, v, g), **found["ours"]}
+    row["of_forward_and_backward"] = ratio(found, "ours", "fused")
+    if "eager" in candidates:
+        row["of_eager"] = ratio(found, "ours", "eager")
+    return [row]
+
+
+def done_by(*given: Tensor) -> str:
+    """What makes the tiles."""
+    sight = sl.look(*given[:3], grad=given[3])
+    return "Triton kernels" if gpu_readings.takes(sight._levels, sight.extra) else "torch's operations"
+
+
+def captum(tokens: int) -> list[dict]:
+    """Gradient x activation by captum, which is g.o: the same numbers of every row and head."""
+    from captum.attr import LayerGradientXActivation
+
+    model, x = model_of(), torch.randn(1, tokens, 512, device=DEVICE)
+    places = [layer.attention.output for layer in model[0].layers]
+    method = LayerGradientXActivation(lambda x: TARGET(model(x)), places)
+
+    def theirs() -> list[Tensor]:
+        return method.attribute(x, attribute_to_layer_input=True)
+
+    def ours() -> Tensor:
+        with sl.watch(model, stats=(), influence=True) as seen:
+            seen.backward(TARGET(model(x)))
+        return seen.by_head()
+
+    # [1, queries, heads x dim] of each layer
+    totals = torch.stack([part[0].detach().unflatten(-1, (8, -1)).sum((0, 2)) for part in theirs()])
+    mine = ours()[0].to(totals)
+    difference = float((totals - mine).abs().max() / totals.abs().max())
+    found = compare({"captum": theirs, "ours": ours}, repeats=7)
+    row = {"call": "captum, LayerGradientXActivation", "tokens": tokens, "difference": difference, **found["captum"]}
+    return [row | {"of_ours": ratio(found, "captum", "ours")}]
+
+
+def long() -> list[dict]:
+    """131,072 tokens, the influence of the last two layers: rows, strongest edges, pictures, magnitudes."""
+    from watch import large_model, peak, text
+
+    model, ids = large_model().requires_grad_(False), text(131072)
+
+    def run() -> None:
+        with sl.watch(model, layers=[30, 31], stats=STATS, influence=True) as seen:
+            seen.backward(TARGET(model(ids, logits_to_keep=1, use_cache=False)))
+        assert seen.by_head().isfinite().all()
+
+    start = time.perf_counter()
+    mebibytes = peak(run)
+    row = {"call": "long context, influence of two layers", "tokens": 131072, "peak_mebibytes": mebibytes}
+    return [row | {"seconds": time.perf_counter() - start}]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="*", default=["backward", "edges", "captum", *(["long"] if GPU else [])])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = []
-    for tokens in LENGTHS[options.device]:
-        for name, made in (("backward", backward), ("step", step)):
-            result = compare(made(tokens, options.device))
-            found = ratio(result, "sightline", "torch")
-            print(f"{name:9} {tokens:6} tokens: {found:.3f}")
-            rows.append({"what": name, "tokens": tokens, "ratio": round(found, 3), "times": dict(result)})
-    if options.out is not None:
-        write(f"influence-{'gpu' if options.device == 'cuda' else 'cpu'}", rows, options.out)
+    parts: dict[str, list[Callable[[], list[dict]]]] = {
+        "backward": [lambda tokens=tokens: backward(tokens) for tokens in LENGTHS],
+        "edges": [
+            lambda tokens=tokens, causal=causal: edges(tokens, causal)
+            for tokens in CELLS["lengths"]
+            for causal in (True, False)
+        ],
+        "captum": [lambda tokens=tokens: captum(tokens) for tokens in LENGTHS] if find_spec("captum") else [],
+        "long": [long],
+    }
+    measured = [part for part in options.part if parts[part]]
+    rows = kept("influence", "part", measured, options.out)
+    for part in measured:
+        for run in parts[part]:
+            for row in run():
+                rows.append({"part": part, **row})
+                print(rows[-1], flush=True)
+            written = write("influence", rows, options.out)  # what is measured is there, whatever comes after it
+            print("written:", written, flush=True)
 
 
 if __name__ == "__main__":

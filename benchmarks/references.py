@@ -11,23 +11,34 @@ from pathlib import Path
 import harness
 import torch
 
-from sightline.lessons.references import NOUNS, VERBS, Found, search
+from sightline.lessons.references import LINKS, NOUNS, VERBS, Found, search, together
 from sightline.models import load
 
 MODELS = {"minilm": "all-MiniLM-L6-v2", "smollm2": "SmolLM2-135M-Instruct, 4-bit weights"}
 
 
-def row(name: str, found: Found) -> dict:
+def row(name: str, so: Found, because: Found) -> dict:
     """One model: its best heads, what chance gives, and the hits of every head with every verb."""
-    each = found.count // len(VERBS)
-    layers, heads = found.rates.shape
-    expected, probability = found.by_chance()
+    layers, heads = so.rates.shape
     return {
         "name": name,
         "model": MODELS[name],
+        "heads": layers * heads,
+        "verbs": [" / ".join(verbs[:2]) for verbs in VERBS],
+        "nouns": [" and ".join(nouns) for nouns in NOUNS],
+        "sentences_of_a_verb": so.count // len(VERBS),
+        "so": counts(so) | {"all": every(so)},
+        "because": counts(because) | {"all": every(because)},
+        "both": counts(together(so, because)),
+    }
+
+
+def counts(found: Found) -> dict:
+    """The best heads, and what chance gives to the best."""
+    expected, probability = found.by_chance()
+    return {
         "pairs": found.count // 2,
         "sentences": found.count,
-        "heads": layers * heads,
         "best": [
             {
                 "layer": layer,
@@ -42,26 +53,19 @@ def row(name: str, found: Found) -> dict:
         "best_by_chance": round(expected, 4),
         "probability": round(probability, 6),
         "held_out": [[layer, head, round(share, 4)] for layer, head, share in found.held_out()],
-        "verbs": [" / ".join(verbs[:2]) for verbs in VERBS],
-        "nouns": [" and ".join(nouns) for nouns in NOUNS],
-        "sentences_of_a_verb": each,
-        # Layer and head; how often the first noun got more than the second; hits with each verb.
-        "all": [
-            " ".join(
-                map(
-                    str,
-                    (
-                        i,
-                        h,
-                        round(found.count * float(found.first[i, h])),
-                        *(each * found.right[:, i, h]).int().tolist(),
-                    ),
-                )
-            )
-            for i in range(layers)
-            for h in range(heads)
-        ],
     }
+
+
+def every(found: Found) -> list[str]:
+    """Of each layer and head: how often the first noun got more than the second; hits with each verb."""
+    each = found.count // len(VERBS)
+    first, hits = (found.count * found.first).round().int(), (each * found.right).round().int()
+    layers, heads = first.shape
+    return [
+        " ".join(map(str, (i, h, int(first[i, h]), *hits[:, i, h].tolist())))
+        for i in range(layers)
+        for h in range(heads)
+    ]
 
 
 def main() -> None:
@@ -69,7 +73,11 @@ def main() -> None:
     options.add_argument("--out", type=Path, help="folder for the results")
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    print(harness.write("references", [row(name, search(load(name)[0])) for name in MODELS], chosen.out))
+    rows = []
+    for name in MODELS:
+        model = load(name)[0]
+        rows.append(row(name, *(search(model, link=link) for link in LINKS)))
+    print(harness.write("references", rows, chosen.out))
 
 
 if __name__ == "__main__":

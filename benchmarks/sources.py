@@ -34,6 +34,7 @@ MEASURED = {
     "edits": (*WATCHING, "editing"),
     "explorer": (*ACCOUNTS, "explore", "web"),
     "page_size": ("explore",),
+    "influence": WATCHING,
 }
 
 

@@ -99,10 +99,10 @@ TIMM = [
 # diffusers
 
 
-def unet(by_hand: bool = False) -> Callable[[], nn.Module]:
+def unet(by_hand: bool = False, slices: int = 0) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         from diffusers import UNet2DConditionModel
-        from diffusers.models.attention_processor import AttnProcessor
+        from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
         model = UNet2DConditionModel(
             sample_size=8,
@@ -117,7 +117,7 @@ def unet(by_hand: bool = False) -> Callable[[], nn.Module]:
             attention_head_dim=8,
         )
         if by_hand:
-            model.set_attn_processor(AttnProcessor())
+            model.set_attn_processor(SlicedAttnProcessor(slices) if slices else AttnProcessor())
         return model
 
     return make
@@ -190,6 +190,7 @@ _SANA = {
 DIFFUSERS = [
     Case("diffusers", "UNet2DConditionModel", unet(), described, SIDES),
     Case("diffusers", "UNet2DConditionModel, by hand", unet(by_hand=True), described, SIDES),
+    Case("diffusers", "UNet2DConditionModel, sliced", unet(by_hand=True, slices=3), described, SIDES),
     Case("diffusers", "DiTTransformer2DModel", diffuser("DiTTransformer2DModel", sample_size=10, **_DIT), labelled),
     Case("diffusers", "SD3Transformer2DModel", diffuser("SD3Transformer2DModel", **_DIT, **_SD3), joined),
     Case("diffusers", "FluxTransformer2DModel", diffuser("FluxTransformer2DModel", **_FLUX), flux),

@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import sightline as sl
@@ -140,6 +144,63 @@ def check_sights_and_outputs_are_those_of_one_process(rank: int, size: int) -> N
             same(sight.picture(**rectangle).nan_to_num(-1), whole.picture(**rectangle).nan_to_num(-1), "rectangle")
             by = torch.rand(2, 4, 37)
             same(sight.received(by[..., here]), whole.received(by)[..., here], "weighted")
+
+
+class Attends(nn.Module):
+    """Two layers of attention, for a part of the sequence each, or for all of it."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.layers = nn.ModuleList([nn.Linear(32, 96), nn.Linear(32, 96)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in layer(x).chunk(3, -1))
+            x = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
+        return x
+
+
+def check_a_model_under_torchs_context_parallel_is_watched(rank: int, size: int) -> None:
+    torchs = importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
+    mesh = init_device_mesh("cpu", (size,))
+
+    def ring(operator: Any, args: tuple, kwargs: dict) -> tuple[DTensor, ...]:
+        """What torch has for the operators of a GPU, and not for the CPU's."""
+        causal = args[4] if len(args) > 4 else kwargs.get("is_causal", False)
+        local = [x.to_local() for x in args[:3]]
+        found = torchs._templated_ring_attention(mesh.get_group(), 2, operator, *local, is_causal=causal)
+        return tuple(DTensor.from_local(x, mesh, [Shard(2)], run_check=False) for x in found[:2])
+
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    torchs.custom_ops[operator] = ring
+    try:
+        for causal, balance in ((True, True), (True, False), (False, False)):
+            model, x = Attends(causal).eval(), torch.randn(2, 8 * size, 32)
+            with torch.no_grad(), sl.watch(model, keep_qk=True) as one:
+                model(x)
+            torchs._cp_options.enable_load_balance = balance
+            runs = []
+            for watched in (False, True):
+                part = x.clone()
+                with torch.no_grad(), torchs.context_parallel(mesh, buffers=[part], buffer_seq_dims=[1]):
+                    if not watched:
+                        runs.append(model(part))
+                        continue
+                    with sl.watch(model, keep_qk=True) as seen:
+                        runs.append(model(part))
+            assert torch.equal(*runs), "watching changed it"
+            assert seen.layers == one.layers
+            assert not seen.unseen
+            for name in one.layers:
+                close(seen[name].lse, one[name].lse, "lse", 1e-5)
+                close(seen[name].entropy, one[name].entropy, "entropy", 1e-5)
+                close(seen[name].received(), one[name].received(), "received", 1e-5)
+                everything = slice(0, 8 * size)
+                close(seen[name].tile(everything, everything), one[name].tile(everything, everything), "tile", 1e-5)
+    finally:
+        del torchs.custom_ops[operator]
+        torchs._cp_options.enable_load_balance = True
 
 
 def check_gradients_are_those_of_one_process(rank: int, size: int) -> None:

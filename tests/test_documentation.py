@@ -80,6 +80,14 @@ def test_make_commands_exist(page: str) -> None:
     assert named <= targets
 
 
+@pytest.mark.parametrize("page", [*PAGES, "docs/llms.txt"])
+def test_a_model_is_named_as_what_it_is(page: str) -> None:
+    """Instructed, and 4-bit: a page that speaks of SmolLM2 says so once. (A changelog speaks to who knows.)"""
+    text = read(page)
+    if page != "CHANGELOG.md" and re.search(r"SmolLM2|\"smollm2\"", text):
+        assert re.search(r"SmolLM2-135M-Instruct\W.{0,40}4-bit", text, re.DOTALL)
+
+
 def test_newest_changelog_entry_is_the_version_of_the_package() -> None:
     version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
     headings = re.findall(r"^## \[?([^\]\s]+)\]?", read("CHANGELOG.md"), re.MULTILINE)

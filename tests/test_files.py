@@ -130,6 +130,7 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     assert size_of_file(tmp_path / "link") == 4
     assert read_bytes(tmp_path / "link", 4) == b"1234"
+    assert read_bytes(tmp_path / "link", 1 << 60) == b"1234"  # no memory is taken for the limit
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(ValueError, match="not a plain file"):
             read_bytes(path, 10)

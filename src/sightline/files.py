@@ -19,6 +19,7 @@ from sightline.errors import InputError
 
 _FOLDER = getattr(os, "O_DIRECTORY", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
+_PIECE = 1 << 20
 
 
 def write_whole(path: Path, write: Callable[[Path], object], durable: bool = True) -> None:
@@ -103,10 +104,13 @@ def read_bytes(path: Path, limit: int) -> bytes:
     """All of a regular file of at most `limit` bytes; anything else is a ValueError."""
     size = size_of_file(path)
     if size <= limit:
+        content = bytearray()
         with path.open("rb") as file:
-            content = file.read(limit + 1)
+            # Not all at once: that takes memory for the limit, however small the file is.
+            while part := file.read(min(_PIECE, limit + 1 - len(content))):
+                content += part
         if len(content) <= limit:
-            return content
+            return bytes(content)
         size = len(content)
     raise ValueError(f"{size:,} bytes, too large for what it is: at most {limit:,}")
 

@@ -84,14 +84,14 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch):
     def stop(self):
         raise KeyboardInterrupt
 
-    whole = take.measured
+    whole = take.sweep
 
-    def measured(*given):
+    def sweep(*given, **options):
         if given[1].shape[1] == 14:
             raise KeyboardInterrupt
-        return whole(*given)
+        return whole(*given, **options)
 
-    monkeypatch.setattr(take, "measured", measured)
+    monkeypatch.setattr(take, "sweep", sweep)
     some = census(tiny(), TEXTS, vocabulary=40)
     assert not some.complete
     assert len(some.each["effect"]) == 1  # the text that was done

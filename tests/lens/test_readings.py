@@ -15,6 +15,7 @@ from cases import Case, cases, generator, inputs
 from lens_cases import Map, lift, limit, whole_map
 from sightline.errors import InputError, InputTypeError
 from sightline.lens import by_map
+from sightline.lens.cpu.top_keys import Best
 from sightline.lens.kept import KeptSight
 from sightline.lens.readings import Extra
 
@@ -199,6 +200,30 @@ def test_many_readings_in_one_pass_and_the_same_bits_twice(
         assert torch.allclose(one.received(of=of, reduce="max"), torch.where(high >= -low, high, low), atol=1e-5)
 
 
+@pytest.mark.parametrize("of", ["weights", "norms", "influence", "pull"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 20.0}, {"mask": sl.window(30), "bias": sl.alibi(4)}])
+def test_a_cell_is_the_same_in_any_rectangle(of: str, options: dict[str, Any]) -> None:
+    """Also where scores are large, and where the terms of g . v nearly cancel: a product's rounding is not seen."""
+    torch.manual_seed(0)
+    q, g = 5 * torch.randn(4, 97, 64), torch.randn(4, 97, 64)
+    k, v = torch.randn(2, 97, 64), torch.randn(2, 97, 64)
+    sight = sl.look(q, k, v, grad=g, **{"mask": sl.causal(), **options})
+    whole = sight.tile(ALL, ALL, of=of)
+    parts = [
+        (slice(96, 97), ALL),
+        (ALL, slice(40, 41)),
+        (slice(60, 61), slice(41, 42)),
+        (slice(31, 84), slice(7, 66)),
+    ]
+    for rows, columns in parts:
+        torch.testing.assert_close(sight.tile(rows, columns, of=of), whole[:, rows, columns], rtol=1e-6, atol=0)
+    one = sight.select(heads=[3])
+    torch.testing.assert_close(one.tile(ALL, slice(5, 9), of=of)[0], whole[3, :, 5:9], rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        sight.scores(slice(50, 51), slice(3, 4)), sight.scores(ALL, ALL)[:, 50:51, 3:4], rtol=1e-6, atol=0
+    )
+
+
 def test_pictures_of_signed_readings_keep_the_sign_of_the_largest() -> None:
     q, k, v = inputs(heads=1, queries=12, keys=12, dim=4)
     g = torch.randn(1, 12, 4, generator=generator(5), dtype=torch.float64)
@@ -360,3 +385,18 @@ def test_two_readings_of_one_long_map_stay_small(long: tuple[Tensor, ...]) -> No
     near = sight.tile(slice(23_000, 23_010), slice(22_900, 23_010), of="influence")
     top = sight.top(2, of="influence")
     assert torch.allclose(top.weights[:, 23_000:23_010, 0].abs(), near.abs().amax(-1), atol=1e-5)
+
+
+def test_what_a_mask_hides_is_not_sorted(long: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles on the diagonal have many cells that are alike: absent. They are ranked below all others, apart."""
+    answers = []
+    by_groups = Best._by_groups
+    monkeypatch.setattr(Best, "_by_groups", lambda *given: answers.append(by_groups(*given)) or answers[-1])
+    q, k, v, g = (x[:, :2] for x in (long[0], long[1], long[2], long[3]))
+    sight = sl.look(q, k, v, grad=g, mask=sl.causal(align="start"))
+    top = sight.top(5, of="influence")
+    assert len(answers) > 4
+    assert all(answers)
+    cells = sight.tile(ALL, ALL, of="influence")
+    assert torch.allclose(top.weights.abs(), cells.abs().topk(5, -1).values, atol=1e-6)
+    assert torch.equal((top.keys >= 0).sum(-1)[0, 0], torch.arange(1, 518).clamp_max(5))

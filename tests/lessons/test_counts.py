@@ -32,6 +32,12 @@ def test_one_group_cannot_make_a_head_hold() -> None:
     assert Hits(torch.ones(4, 1, 1), torch.zeros(2, 1, 1), 8).holds
 
 
+def test_of_equals_the_first_is_best_and_the_others_are_counted() -> None:
+    hits = Hits(torch.tensor([[[0.5, 1.0], [1.0, 0.75]]]), torch.zeros(2, 2, 2), 8)
+    assert hits.best(3) == [(0, 1), (1, 0), (1, 1)]
+    assert hits.equals == 2
+
+
 def test_cases_are_counted_in_their_groups() -> None:
     right = torch.tensor([0.3, 0.1, 0.2, 0.9])[:, None, None]
     other = torch.tensor([0.1, 0.2, 0.1, 0.1])[:, None, None]

@@ -10,7 +10,7 @@ import torch
 
 from lesson_cases import give
 from sightline.lessons import Page
-from sightline.lessons.homonyms import LIKE, SENTENCES, Spread, draw, spread
+from sightline.lessons.homonyms import LIKE, SENTENCES, Spread, conclusion, draw, halves_as_good, spread
 from sightline.models.checkpoints.builtin import BUILTINS
 
 
@@ -74,6 +74,36 @@ def test_the_claim_is_as_strong_as_the_numbers(given: tuple[Page, str]) -> None:
         assert f"the overlap is {overlap / 4:.2f} on average" in folded
     assert page.results["smollm2 bank"][:, 0].unique(dim=0).shape[0] == 1  # a decoder's embedding knows no place
     assert "all the same" in folded
+
+
+@pytest.mark.parametrize("name, at", [("minilm", 3), ("smollm2", 30)])
+def test_halves_by_hand(given: tuple[Page, str], name: str, at: int) -> None:
+    vectors = given[0].results[f"{name} bat"][:, at]
+
+    def overlap(first: tuple[int, ...]) -> float:
+        order = [*first, *(i for i in range(12) if i not in first)]
+        return spread(vectors[order]).overlap
+
+    ours = overlap((0, 1, 2, 3, 4, 5))
+    as_good = sum(overlap((0, *rest)) <= ours + 1e-9 for rest in itertools.combinations(range(1, 12), 5))
+    assert given[0].results[f"{name} halves"]["bat", at] == halves_as_good(vectors) == as_good < 462 / 20
+
+
+def test_a_word_that_was_not_moved_is_not_claimed(given: tuple[Page, str]) -> None:
+    results = dict(given[0].results)
+    assert "in all four words and in both models" in conclusion(results)
+    results["smollm2 halves"] = results["smollm2 halves"] | {("bat", 15): 40}
+    assert "So context moves bank, spring, match apart by meaning, and not the others." in conclusion(results)
+
+
+def test_where_the_riddles_lie(given: tuple[Page, str]) -> None:
+    page, text = given
+    folded = " ".join(text.split())
+    assert "After layer 3 both riddles lie with the comparison." in folded
+    assert "After layer 15 Time lies with the comparison, and Fruit between the two." in folded
+    known, (how, fond, time, fruit) = page.results["smollm2 like 15"]
+    assert (known.own, known.count) == (10, 10)
+    assert how < time < 0 < fruit < fond
 
 
 def test_overlap_of_clouds_that_are_known() -> None:

@@ -16,6 +16,7 @@ def test_the_lesson_says_what_was_learned(found: bool, says: str, monkeypatch: p
     if found:
         looks[1][2] = 0.1 / 63
         looks[1][2, 2, 6] = 0.9  # the mirror image of row 2, column 1
+    monkeypatch.setattr(images, "mirrored", lambda model, pictures: torch.full((4, 8, 64), 0.5))
     monkeypatch.setattr(images, "look", lambda model, image: looks.pop(0))
     _, text = give("images")
     folded = " ".join(text.split())
@@ -32,3 +33,15 @@ def test_a_short_training_lowers_the_error_and_the_page_is_drawn(monkeypatch: py
     assert page.results["error"] < 1.5
     assert "(1, 64, 192)" in text
     assert page.to_html().count("<img") == 1
+    assert page.results["others"].shape == (8, 64)
+
+
+def test_every_patch_is_hidden_in_turn() -> None:
+    torch.manual_seed(0)
+    model = images.Vision().eval()
+    pictures = images.pictures(2, torch.Generator().manual_seed(7))
+    found = images.mirrored(model, pictures)
+    assert found.shape == (4, 2, 64)
+    row, column = images.QUERY
+    alone = images.look(model, pictures[1])[:, row, images.COLUMNS - 1 - column]
+    torch.testing.assert_close(found[:, 1, row * images.COLUMNS + column], alone)

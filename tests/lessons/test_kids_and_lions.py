@@ -14,17 +14,29 @@ import torch
 from lesson_cases import fixed, give, softmax
 from sightline.lessons import Page
 from sightline.lessons import kids_and_lions as lesson
-from sightline.lessons.references import VERBS, search
+from sightline.lessons.references import LINKS, VERBS, Found, search, together
 from sightline.models.checkpoints.builtin import BUILTINS
 
+TRIED = 2  # of twelve pairs of verbs
 SENTENCE = "The kids were scared of the lions, so they left right away."
 
 
 @pytest.fixture(scope="module")
 def given() -> Iterator[tuple[Page, str]]:
-    with pytest.MonkeyPatch.context() as patch:  # a third of the sentences; all of them are in the committed results
-        patch.setattr(lesson, "search", lambda model: search(model, VERBS[:4]))
+    with pytest.MonkeyPatch.context() as patch:  # a sixth of the sentences; all of them are in the committed results
+        patch.setattr(lesson, "search", lambda model, link="so": search(model, VERBS[:TRIED], link))
         yield give("kids-and-lions")
+
+
+def kept(name: str, link: str) -> tuple[dict, Found]:
+    """What is committed of a model, and hits as the lesson has them."""
+    file = Path(__file__).parents[2] / "benchmarks/results/references-cpu.json"
+    (row,) = (row for row in json.loads(file.read_text())["results"] if row["name"] == name)
+    lines = torch.tensor([[int(x) for x in line.split()] for line in row[link]["all"]])
+    shape = [int(x) + 1 for x in lines[:, :2].amax(0)]
+    right = lines[:, 3:].T.double().unflatten(1, shape) / row["sentences_of_a_verb"]
+    count = row[link]["sentences"]
+    return row, Found(right, torch.zeros(2, *shape), count, lines[:, 2].unflatten(0, shape) / count)
 
 
 def test_minilm_is_what_transformers_computes_in_float64(given: tuple[Page, str]) -> None:
@@ -90,29 +102,42 @@ def test_the_control_shows_that_the_head_follows_the_first_noun(given: tuple[Pag
         assert f"{pair[0]:.2f} / {pair[1]:.2f}" in text
         assert weights[sentence][5, 2].argmax() == 0  # kids, whatever happens
         assert weights[sentence][5, 5].argmax() == 1  # lions
-    # In the head that follows the reference, all four are right.
+    # In the head that is best with `so`, all four are right.
     for sentence, who in lesson.CONTROLS.items():
         assert (page.results["smollm2 controls"][sentence][14, 8].argmax() == 0) == (who == "kids")
 
 
+@pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("name", ["minilm", "smollm2"])
-def test_hits_are_those_of_the_committed_results(given: tuple[Page, str], name: str) -> None:
+def test_hits_are_those_of_the_committed_results(given: tuple[Page, str], name: str, link: str) -> None:
     """So what the pages say, which is made from the results, is what the lesson finds."""
-    file = Path(__file__).parents[2] / "benchmarks/results/references-cpu.json"
-    (kept,) = (row for row in json.loads(file.read_text())["results"] if row["name"] == name)
-    found = given[0].results[f"{name} found"]
-    lines = np.array([line.split() for line in kept["all"]], dtype=int)
-    assert (lines[:, 0].max() + 1, lines[:, 1].max() + 1) == found.rates.shape
-    hits = (found.right * kept["sentences_of_a_verb"]).flatten(1).T.numpy()
+    row, committed = kept(name, link)
+    found = given[0].results[f"{name} {'found' if link == 'so' else link}"]
+    assert found.rates.shape == committed.rates.shape
+    assert row["verbs"][:TRIED] == [" / ".join(verbs[:2]) for verbs in VERBS[:TRIED]]
     # A tie that another processor breaks is one sentence.
-    assert np.abs(hits - lines[:, 3:7]).max() <= 1
-    assert kept["verbs"][:4] == [" / ".join(verbs[:2]) for verbs in VERBS[:4]]
-    best = kept["best"][0]
-    at = lines[(lines[:, 0] == best["layer"]) & (lines[:, 1] == best["head"])][0]
-    assert at[3:].sum() == best["hits"] == lines[:, 3:].sum(1).max()
+    each = row["sentences_of_a_verb"]
+    assert (found.right - committed.right[:TRIED]).abs().max() <= 1 / each
+    best = row[link]["best"][0]
+    assert committed.best()[0] == (best["layer"], best["head"])
+    assert round(committed.count * float(committed.rates.max())) == best["hits"]
+    assert committed.by_chance() == pytest.approx((row[link]["best_by_chance"], row[link]["probability"]), abs=1e-4)
 
 
-def test_the_conclusion_is_as_strong_as_the_numbers(given: tuple[Page, str]) -> None:
-    folded = " ".join(given[1].split())
-    assert "In minilm no head follows the reference" in folded
-    assert "In smollm2 layer 14 head 8 does follow the reference in these sentences" in folded
+def test_the_conclusion_is_as_strong_as_the_numbers() -> None:
+    so, because = ({name: kept(name, link)[1] for name in ("minilm", "smollm2")} for link in LINKS)
+    both = {name: together(so[name], because[name]) for name in so}
+    told = lesson.conclusion(both, so)
+    assert told.count("**no head follows the reference**") == 2
+    # Layer 14 head 8 of smollm2 is far above chance with `so`, and below one half where the reference is turned round.
+    assert so["smollm2"].holds
+    assert not both["smollm2"].holds
+    assert float(because["smollm2"].rates[14, 8]) < 0.4 < 0.85 < float(so["smollm2"].rates[14, 8])
+    assert "layer 14 head 8, right in 87% with `so`" in told
+    assert "35% with `because`" in told
+    assert so["smollm2"].best() == [(14, 8)]
+    assert both["smollm2"].best() == [(14, 4)]
+    # A head that is right with both would be said to follow it.
+    so["smollm2"].right[:, 0, 0] = because["smollm2"].right[:, 0, 0] = 1.0
+    follows = lesson.conclusion({"smollm2": together(so["smollm2"], because["smollm2"])}, so)
+    assert "layer 0 head 0 follows the reference" in follows

@@ -31,6 +31,12 @@ def test_order_is_seen_only_with_positions(page: Page) -> None:
     changes = page.results["changes"]
     assert (changes > 1e-4).all()
     assert changes[2] == changes.min()  # the word in the middle stays where it is
+    # Where a word gives itself nearly all of the weight, it moves as its place does.
+    on_itself = page.results["on itself"]
+    for word in (1, 2, 4):
+        place = np.abs(waves(word) - waves(4 - word)).max()
+        assert on_itself[word] > 0.99
+        assert changes[word] == pytest.approx(place, abs=2.5 * (1 - float(on_itself[word])))
 
 
 def test_three_of_four_parts_of_the_middle_word_stay(page: Page) -> None:

@@ -36,6 +36,9 @@ def test_influence_is_close_to_what_the_model_loses(given: tuple[Page, str]) -> 
     assert estimate == pytest.approx(exact, rel=0.3)
     # The last word's row is nearly all of the head: nothing else of it is read by the answer in so late a layer.
     assert page.results["rows"]["influence"].sum() == pytest.approx(estimate, rel=0.15)
+    effects = page.results["effects"]
+    assert sorted(effects, key=lambda at: effects[at][0]) == sorted(effects, key=lambda at: effects[at][1])
+    assert f"loses {effects[16, 5][0]:.2f}, and the estimate was {effects[16, 5][1]:.2f}" in " ".join(text.split())
     weights, worth = page.results["other"]
     assert weights.max() > 0.25
     assert worth.abs().max() < 0.1

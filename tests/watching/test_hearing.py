@@ -463,15 +463,46 @@ def test_watching_meanwhile() -> None:
     torch.testing.assert_close(monitor.latest["layers.1"].entropy, entropy.mean((0, 2)))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_attention_by_hand_is_named(compiled) -> None:
-    torch.compiler.reset()
+class ByHand(nn.Module):
+    """Scores with a mask of numbers, and what was made of them for whoever compares."""
 
-    class ByHand(nn.Module):
+    num_heads, axis = 4, -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        ahead = torch.ones(x.shape[1], x.shape[1]).triu(1) * -1e9
+        self.given = (q.detach() * 0.5, q.detach() * 0.5, ahead, False)
+        return (0.7 * (q * 0.5) @ (q * 0.5).mT + ahead).softmax(self.axis).matmul(q).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("checkpointed", [None, False, True])
+def test_attention_by_hand_is_heard(checkpointed) -> None:
+    torch.manual_seed(0)
+    hand = ByHand()
+    run = hand if checkpointed is None else lambda x: checkpoint(hand, x, use_reentrant=checkpointed)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.hand = Model(1), hand
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ x.mT).softmax(-1) @ x
+            return run(self.model(x))
 
-    net = nn.Sequential(Model(1), ByHand())
+    net, x = Net(), torch.randn(3, 7, 16)
+    with sl.monitor(net, first=2) as monitor:
+        net(x).sum().backward()
+        monitor.step()
+    assert not monitor.unseen
+    assert list(monitor.latest) == ["model.layers.0", "hand"]
+    compare(monitor.latest["hand"], hand.given, first=2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_by_hand_that_cannot_be_followed_is_named(compiled) -> None:
+    torch.compiler.reset()
+    net = nn.Sequential(Model(1), hand := ByHand())
+    hand.axis = -2
     run = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
     with sl.monitor(net) as monitor:
         run(torch.randn(3, 7, 16))

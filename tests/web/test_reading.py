@@ -232,6 +232,13 @@ def test_links_are_scrolled_to_what_is_pinned(browser: Browser, live: Live, add:
             page.locator(".top-keys tbody tr").first.click()
             page.wait_for_timeout(200)
             assert inside(visit, ".links-column.right li.pinned", ".links-scroll")
+            # Too far apart for both to be in view: the edge names the other one, and leads there.
+            page.evaluate("location.hash = location.hash.replace(/q=[0-9]+&k=[0-9]+/, 'q=170&k=112')")
+            page.click(".links-edge.right.above:has-text('(112)')")
+            visit.until("document.querySelector('.links-edge.right').hidden")
+            assert inside(visit, ".links-column.right li.pinned", ".links-scroll")
+            page.click(".links-edge.left:not(.above):has-text('(170)')")
+            assert inside(visit, pinned, ".links-scroll")
     finally:
         visit.close()
 

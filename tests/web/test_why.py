@@ -72,13 +72,12 @@ def test_readings_of_cells_are_pythons(asked: Client, reading: str, seen: Any, o
         body = asked.get(f"/api/runs/{reading}_{of}/tiles/{layer}/{head}/0/0/0/0").content
         tile = np.frombuffer(body, "<f4").reshape(256, 256)[:14, :14]
         visible = np.tri(14, dtype=bool)
-        scale = np.abs(cells).max()
-        # Two runs of a model in float32, one with its last logits alone: products are rounded in different orders.
-        np.testing.assert_allclose(tile[visible], cells[visible], rtol=5e-6, atol=1e-6 * scale)
+        np.testing.assert_allclose(tile[visible], cells[visible], rtol=1e-6)
         assert np.isnan(tile[~visible]).all()
         row = np.frombuffer(asked.get(f"/api/runs/{reading}_{of}/rows/{layer}/{head}?q=13").content, "<f4")
-        alone = seen[layer].tile(slice(13, 14), slice(None), of=of)[0, head, 0]  # rounded as a row is
-        np.testing.assert_allclose(row, alone, rtol=5e-6, atol=1e-6 * scale)
+        np.testing.assert_allclose(row, cells[13], rtol=1e-6)
+        grid = asked.get(f"/api/runs/{reading}_{of}/grid?q=13&k=9").json()["heads"]
+        assert grid[layer][head] == pytest.approx(float(cells[13, 9]), rel=1e-6)
     cell = asked.get(f"/api/runs/{reading}_{of}/peek/23/3?rows=13&cols=9").json()
     assert cell["reading"] == pytest.approx(
         float(seen[23].tile(slice(13, 14), slice(9, 10), of=of)[0, 3].item()), rel=1e-6

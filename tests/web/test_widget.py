@@ -14,9 +14,9 @@ from playwright.sync_api import Browser, FloatRect, Locator
 
 import sightline as sl
 from sightline.errors import InputTypeError
-from sightline.explore.page import STATIC
 from sightline.watching import Seen
 from sightline.web.widget import Carried, explorer
+from web.notebook import Notebook
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +83,6 @@ def test_only_runs_are_shown() -> None:
         explorer("a text")  # type: ignore[arg-type]
 
 
-# A notebook's side of a widget, in a few lines: messages go to Python and come back.
-HOST = """
-import('data:text/javascript;base64,' + btoa(SCRIPT)).then(({default: widget}) => {
-  const listeners = new Set();
-  window.model = {
-    get: (name) => ({height: 700})[name],
-    on: (_, listener) => listeners.add(listener),
-    off: (_, listener) => listeners.delete(listener),
-    send: (content) => window.kernel(JSON.stringify(content)).then((answer) => {
-      if (!answer) return;
-      const {body, ...rest} = answer;
-      const bytes = Uint8Array.from(atob(body), (c) => c.charCodeAt(0));
-      for (const listener of listeners) listener(rest, [new DataView(bytes.buffer)]);
-    }),
-  };
-  window.leave = widget.render({model, el: document.body});
-});
-"""
-
-
 def _box(locator: Locator) -> FloatRect:
     """Where an element is; labels are made anew when another head is shown, and for a moment are nowhere."""
     for _ in range(100):
@@ -114,22 +94,8 @@ def _box(locator: Locator) -> FloatRect:
 
 
 def test_the_widget_in_a_browser(browser: Browser, seen: Seen, carried: Carried) -> None:
-    import base64
-
-    def kernel(message: str) -> dict[str, Any] | None:
-        content = json.loads(message)
-        if "cancel" in content:
-            return None
-        status, headers, body = ask(carried, content["path"])
-        return {"id": content["id"], "status": status, "headers": headers, "body": base64.b64encode(body).decode()}
-
-    page = browser.new_page(viewport={"width": 1000, "height": 760})
-    errors: list[str] = []
-    page.on("console", lambda m: m.type in ("error", "warning") and errors.append(m.text))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.expose_function("kernel", kernel)
-    page.evaluate(HOST.replace("SCRIPT", json.dumps((STATIC / "widget.js").read_text(encoding="utf-8"))))
-    frame = page.frame_locator("iframe")
+    book = Notebook(browser, carried, viewport={"width": 1000, "height": 760})
+    page, frame = book.page, book.frame
     frame.locator(".axis-label.row").nth(3).wait_for(timeout=20_000)
     frame.locator("select[aria-label=head]").select_option("1")
     row = _box(frame.locator(".axis-label.row").nth(3))
@@ -146,8 +112,7 @@ def test_the_widget_in_a_browser(browser: Browser, seen: Seen, carried: Carried)
     assert page.url == "about:blank"
     page.evaluate("leave()")
     assert page.locator("iframe").count() == 0
-    assert not errors, errors
-    page.close()
+    book.close()
 
 
 def test_seen_in_a_notebook_shows_the_widget() -> None:

@@ -28,6 +28,24 @@ export interface components {
             reading?: number | null;
             others: components["schemas"]["RowValue"][];
         };
+        /**
+         * @description What every head did for a token: the target `value` less what it is without that head, by layers and heads.
+         *
+         *     `influence` is the first-order figure of the same. `ids` are those of the token and of the other one, and the place.
+         */
+        Effects: {
+            token: string;
+            than: string;
+            after: number | null;
+            ids: [
+                number,
+                number | null,
+                number
+            ];
+            value: number;
+            exact: number[][];
+            influence: number[][];
+        };
         /** @description One cell in every layer and head; null where it is hidden. */
         Grid: {
             query: number;
@@ -35,11 +53,17 @@ export interface components {
             of: string;
             heads: (number | null)[][];
         };
-        /** @description The patches of a picture: rows, columns, and how many tokens come before them. */
+        /**
+         * @description The patches of a picture: rows, columns, and where they begin among the tokens or the memory, if there.
+         *
+         *     `alone`: there are no words beside them.
+         */
         Image: {
             rows: number;
             columns: number;
-            first: number;
+            first: number | null;
+            memory: number | null;
+            alone: boolean;
         };
         /**
          * @description One attention layer, by its place in the run and its number in the model.
@@ -66,6 +90,8 @@ export interface components {
         /** @description What the server allows. */
         Limits: {
             text_bytes: number;
+            image_bytes: number;
+            image_pixels: number;
             runs: number;
             queued: number;
             tokens_a_page: number;
@@ -118,6 +144,7 @@ export interface components {
             name: string;
             title: string;
             causal?: boolean;
+            image?: boolean;
         };
         /** @description A bookmark. */
         NewMark: {
@@ -176,6 +203,11 @@ export interface components {
              * @default []
              */
             edits: string[];
+            /**
+             * @description a PNG or JPEG in base64: then `text` names it
+             * @default
+             */
+            image: string;
             /**
              * @description ids of the first of them, e.g. up to an alternative
              * @default []

@@ -8,6 +8,7 @@ const EVERY = 14;
 const APART = 60;
 const LINE = 16;
 const WIDEST = 160;
+const NEAR = 40; // pixels from the edge
 
 export interface Marks {
   rows: Set<number>;
@@ -34,12 +35,18 @@ export function drawColumns(box: HTMLElement, grid: Grid, tokens: Tokens, marks:
   const every = grid.cw >= EVERY;
   const marked = [marks.hoverColumn, ...marks.columns];
   const places = every ? range(k0, k1) : withMarks(ticks(k0, k1, grid.cw, APART), marked, k0, k1, grid.cw, APART);
-  // The first label stands a little to the right, so that it is not cut off.
-  const x = (i: number) => (every ? grid.x(i) + grid.cw / 2 : Math.max(grid.x(i) + Math.min(grid.cw, 4) / 2, 18));
+  const x = (i: number) => grid.x(i) + (every ? grid.cw : Math.min(grid.cw, 4)) / 2;
   const room = every ? null : rooms(places, x);
   keepLabels(box, places, tokens, every, every ? "column steep" : "column", (label, i) => {
-    label.style.translate = `${whole(x(i))}px`;
-    if (room) label.style.maxWidth = `${room.get(i)}px`;
+    const at = x(i);
+    // One that would be cut off at an edge begins or ends there.
+    const start = !every && at < NEAR;
+    const end = !every && at > grid.width - NEAR;
+    label.classList.toggle("start", start);
+    label.classList.toggle("end", end);
+    label.style.translate = `${whole(start ? 0 : end ? grid.width : at)}px`;
+    const spare = start ? at : grid.width - at;
+    if (room) label.style.maxWidth = `${start || end ? room.get(i)! / 2 + spare : room.get(i)}px`;
     mark(label, marks.columns.has(i), marks.hoverColumn === i, marks.changed?.columns.has(i));
   });
 }

@@ -127,7 +127,8 @@ export class Camera {
     const zoom = next < fit + 0.25 ? fit : Math.min(next, MAX_ZOOM);
     if (zoom === now) return;
     if (zoom === fit) return this.whole(true);
-    const point = around ?? { x: this.grid.width / 2, y: this.grid.height / 2 };
+    const { width, height, right, bottom } = this.grid;
+    const point = around ?? { x: Math.min(width, right) / 2, y: Math.min(height, bottom) / 2 };
     this.wholeShown = false;
     this.freely(() => {
       this.map.setMaxBounds(null as unknown as L.LatLngBoundsExpression);

@@ -43,7 +43,8 @@ export class Carrier {
         this.model.send({ cancel: id });
         failed(new DOMException("aborted", "AbortError"));
       });
-      this.model.send({ id, path });
+      const { method, body } = options;
+      this.model.send({ id, path, ...(method ? { method } : {}), ...(typeof body === "string" ? { body } : {}) });
     });
   };
 

@@ -133,7 +133,10 @@ export class Compare {
       const shown = difference ? [a, b] : [heads[i]];
       const [rows, k] = [pins[i].q, pins[i].k[0] ?? null];
       view.show({ heads: shown, scale, tiles, pool, diagonal, q: rows, k, changed: changed?.[i] });
-      const title = difference ? `${a.run.short(a.layer, a.head)} − ${b.run.short(b.layer, b.head)}` : label(heads[i]);
+      const [first, second] = heads.map(({ run, layer, head }) => run.short(layer, head));
+      const title = difference
+        ? `${first} − ${second}: orange where the first gives more, blue where the second does`
+        : label(heads[i]);
       view.node.parentElement!.querySelector("h2")!.textContent = title;
     });
   }
@@ -243,7 +246,13 @@ export class Compare {
       el(
         "div",
         { class: "empty" },
-        el("p", {}, "Choose a second head above, or Ctrl-click one in Heads."),
+        el(
+          "p",
+          {},
+          matchMedia("(pointer: coarse)").matches
+            ? "Choose a second head above."
+            : "Choose a second head above, or Ctrl-click one in Heads.",
+        ),
         similar && run
           ? el(
               "button",
@@ -330,7 +339,7 @@ function around(tokens: Tokens, changed: Set<number>): (Node | string)[] {
     n++;
     const glued = tokens.kind(i) & GLUED;
     if (!glued) parts.push(" ");
-    const text = tokens.text(i);
+    const text = tokens.piece(i)?.shown ?? tokens.text(i);
     parts.push(changed.has(i) ? el("mark", {}, text) : text);
   }
   return parts;

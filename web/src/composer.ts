@@ -2,6 +2,7 @@
 
 import { el, icon } from "./dom";
 import EXAMPLES from "./examples.json";
+import { Picked } from "./picked";
 import { type Limits, sentence } from "./source";
 
 export interface Example {
@@ -28,6 +29,7 @@ export interface Order {
   text: string;
   model: string;
   generate: number;
+  image?: string; // in base64: then the text is its name
   example: Example | null; // if it is as the gallery has it
   edits: string | null; // the run whose text it was
 }
@@ -35,6 +37,11 @@ export interface Order {
 export class Composer {
   readonly node: HTMLElement;
   private heading = el("h2", {}, "Look at a text");
+  private lead = el(
+    "p",
+    { class: "lead" },
+    "A model reads it, and you see which token looked at which: in every head of every layer, down to each number.",
+  );
   private text = el("textarea", {
     attrs: {
       rows: 4,
@@ -52,26 +59,33 @@ export class Composer {
   private generateLabel = el("label", { class: "generate" }, "then generate ", this.generate, " tokens");
   private hint = el("p", { class: "look-for", attrs: { role: "status", hidden: true } });
   private gallery = el("ul", { class: "gallery", attrs: { "aria-label": "examples" } });
+  private picked = new Picked();
+  private galleryHeading = el("h3", { class: "gallery-heading" }, "Or an example, and what to look for in it");
   private chosen: Example | null = null;
   private edits: string | null = null;
 
-  constructor(private run: (order: Order) => Promise<void>) {
+  constructor(
+    private run: (order: Order) => Promise<void>,
+    private close: () => void,
+  ) {
     const form = el(
       "form",
       {},
       this.heading,
+      this.lead,
       this.text,
+      this.picked.node,
       this.hint,
       el(
         "div",
         { class: "composer-row" },
         this.model,
         this.generateLabel,
-        el("span", { class: "spring" }),
+        el("button", { class: "button quiet cancel", attrs: { type: "button" }, on: { click: close } }, "Cancel"),
         el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run"),
       ),
       this.problem,
-      el("h3", { class: "gallery-heading" }, "Or an example, and what to look for in it"),
+      this.galleryHeading,
       this.gallery,
     );
     form.addEventListener("submit", (event) => {
@@ -80,6 +94,7 @@ export class Composer {
     });
     this.text.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.submit();
+      if (event.key === "Escape" && !this.node.classList.contains("alone")) this.close();
       event.stopPropagation();
     });
     this.text.addEventListener("input", () => this.say());
@@ -87,9 +102,17 @@ export class Composer {
     this.node = el("section", { class: "composer", attrs: { hidden: true, "aria-label": "new text" } }, form);
   }
 
-  setModels(models: Limits["models"]): void {
+  setLimits(limits: Limits): void {
+    const { models } = limits;
+    this.picked.limits = limits;
     this.model.replaceChildren(
-      ...models.map((m) => el("option", { attrs: { value: m.name, "data-causal": m.causal ? "1" : null } }, m.title)),
+      ...models.map((m) =>
+        el(
+          "option",
+          { attrs: { value: m.name, "data-causal": m.causal ? "1" : null, "data-image": m.image ? "1" : null } },
+          m.title,
+        ),
+      ),
     );
     if (!models.length) {
       this.problem.hidden = false;
@@ -169,12 +192,25 @@ export class Composer {
     const causal = this.model.selectedOptions[0]?.dataset.causal === "1";
     this.generateLabel.hidden = !causal;
     if (!causal) this.generate.value = "0";
+    this.picked.node.hidden = !this.readsImages;
+    this.text.hidden = this.gallery.hidden = this.galleryHeading.hidden = this.readsImages;
+    const what = this.readsImages ? "Look at a picture" : "Look at a text";
+    if (this.readsImages || this.edits === null) this.heading.textContent = what;
     this.say();
+  }
+
+  // Whether the model that is chosen takes a picture in place of a text.
+  private get readsImages(): boolean {
+    return this.model.selectedOptions[0]?.dataset.image === "1";
   }
 
   private async submit(): Promise<void> {
     this.problem.hidden = true;
     try {
+      if (this.readsImages) {
+        const { name, image } = await this.picked.sent();
+        return await this.run({ text: name, model: this.model.value, generate: 0, image, example: null, edits: null });
+      }
       const [text, model, generate] = [this.text.value, this.model.value, Number(this.generate.value) || 0];
       if (!text.trim()) throw new Error("Type a text first.");
       const known = this.chosen?.model === model && !generate;

@@ -37,7 +37,7 @@ export class Context {
 
   constructor() {
     const data = embeddedData();
-    this.source = data ? new EmbeddedSource(data) : new HttpSource(this.way ?? undefined);
+    this.source = data ? new EmbeddedSource(data) : new HttpSource(this.way);
     this.loader = new Loader(this.source);
     const system = matchMedia("(prefers-color-scheme: dark)");
     const chosen = stored("theme");
@@ -93,7 +93,8 @@ export class Context {
       // Long maps of which nothing was computed yet are not waited for.
       if (fresh) await Promise.race([portraits, wait(2000)]).catch(() => undefined);
       if (now !== this.opening) return;
-      const link = fresh ? this.firstLink(run) : null;
+      // Before they are there nobody knows whose link it is to be.
+      const link = fresh && run.portraits ? this.firstLink(run) : null;
       const early = await Promise.race([link, wait(800)]); // most are there by then, and nothing moves afterwards
       if (now !== this.opening) return;
       // All of it at once: no view may see this run with the head of the one before.
@@ -105,7 +106,7 @@ export class Context {
         this.run.value = run;
       });
       this.findLink();
-      if (link && !early) void this.chooseLate(run, portraits, link, given);
+      if (fresh && !early) void this.chooseLate(run, portraits, link, given);
     } catch (error) {
       this.failed(error, () => void this.open(id, fresh, given));
     } finally {
@@ -200,7 +201,7 @@ export class Context {
   private async chooseLate(
     run: OpenRun,
     portraits: Promise<void>,
-    link: Promise<Link | null>,
+    link: Promise<Link | null> | null,
     given: Partial<State>,
   ): Promise<void> {
     const { layer, head, at } = this.state;
@@ -209,11 +210,10 @@ export class Context {
       const pinned = state.q.length > 0 || state.k !== null || (at === null && state.at !== null);
       return this.run.value?.id === run.id && state.layer === layer && state.head === head && !pinned;
     };
-    const known = run.portraits !== null;
-    if (!known) await portraits.catch(() => undefined);
-    const found = await (known ? link : this.firstLink(run));
+    if (!link) await portraits.catch(() => undefined);
+    const found = await (link ?? this.firstLink(run));
     if (!untouched()) return;
-    if (!known) this.choose(run, found, fitted(run, given, this.source.live).state);
+    if (!link) this.choose(run, found, fitted(run, given, this.source.live).state);
     else if (found) {
       this.store.replace({ q: [found[0]], k: found[1] });
       this.chosen = JSON.stringify(this.looked);

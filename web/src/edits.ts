@@ -110,9 +110,21 @@ export class Edits {
     if (!edits.some((edit) => edit.what === what)) this.context.store.push({ edits: [...edits, { what, on: true }] });
   }
 
+  // Whether the model is at hand: a report has none, a notebook may have none.
+  private get canRun(): boolean {
+    const { source, run } = this.context;
+    return source.live && run.value?.info.why_not === null;
+  }
+
   private draw(): void {
     const { edits } = this.context.state;
     this.button.textContent = "Cut this";
+    if (edits.length && this.context.run.value && !this.canRun) {
+      const names = edits.map(({ what }) => editWords(what)).join("; ");
+      return this.chips.replaceChildren(
+        el("span", { class: "edit-chip fine" }, `${names}: not run here, an edit needs the model`),
+      );
+    }
     const put = (changed: Edit[]) => this.context.store.push({ edits: changed });
     this.chips.replaceChildren(
       ...edits.map((edit, i) => {
@@ -157,8 +169,7 @@ export class Edits {
       return;
     }
     this.done = now;
-    if (!context.source.live || context.way || !run.info.model)
-      return context.say("Edits need the model: sightline serve, or sl.edit(model) in Python");
+    if (!this.canRun) return; // the list says so
     try {
       const text = await context.source.text(run.id);
       const body = { text, model: run.info.model, edits: on };

@@ -4,6 +4,7 @@ import { onChange } from "./changes";
 import { colorOf, css, show } from "./colors";
 import type { Context } from "./context";
 import { el, retryButton } from "./dom";
+import { HeadGrid } from "./headgrid";
 import type { OpenRun } from "./run";
 import { aborted, sentence } from "./source";
 import { grid, strongest } from "./why";
@@ -16,31 +17,20 @@ interface Cell {
 export class EveryHead {
   readonly node: HTMLElement;
   private about = el("p", { class: "summary", attrs: { role: "status" } });
-  private table = el("div", {
-    class: "link-grid",
-    attrs: { role: "grid", "aria-label": "layers and heads", tabindex: 0 },
-  });
+  private table = new HeadGrid("link", "layers and heads", (...head) => this.open(...head));
   private visible = false;
   private cells: Cell[][] = [];
-  private cursor: [number, number] = [0, 0];
   private stop: AbortController | null = null;
   private shown = "";
 
   constructor(private context: Context) {
-    this.node = el("div", { class: "every-head" }, this.about, this.table);
+    this.node = el("div", { class: "every-head" }, this.about, this.table.node);
     context.store.on(["q", "k", "run"], () => void this.load());
     context.store.on(["layer", "head", "map", "lo", "hi", "scale"], () => this.draw());
     onChange(context.run, () => void this.load());
     onChange(context.dark, () => this.draw());
     onChange(context.tokens, () => this.draw());
     onChange(context.again, () => void this.load());
-    this.table.addEventListener("click", (event) => {
-      const cell = (event.target as HTMLElement).closest<HTMLElement>("[data-h]");
-      if (cell) this.open(Number(cell.dataset.l), Number(cell.dataset.h), event.ctrlKey || event.metaKey);
-    });
-    this.table.addEventListener("keydown", (event) => this.key(event));
-    this.table.addEventListener("focus", () => this.mark());
-    this.table.addEventListener("blur", () => this.mark());
   }
 
   show(visible: boolean): void {
@@ -55,7 +45,7 @@ export class EveryHead {
     if (!q.length) {
       this.cells = [];
       this.shown = "";
-      this.table.replaceChildren();
+      this.table.clear();
       this.about.textContent = "Pin a cell or a token: here is then how every head sees it.";
       return;
     }
@@ -75,11 +65,11 @@ export class EveryHead {
       }
       if (signal.aborted) return;
       this.shown = now;
-      this.cursor = [this.context.state.layer, this.context.state.head];
+      this.table.at(this.context.state.layer, this.context.state.head);
       this.draw();
     } catch (error) {
       if (aborted(error)) return;
-      this.table.replaceChildren();
+      this.table.clear();
       this.about.replaceChildren(`${sentence(error)} `);
       if (this.context.curable(error)) this.about.append(retryButton(() => this.context.retry()));
     }
@@ -87,38 +77,23 @@ export class EveryHead {
 
   private draw(): void {
     const run = this.context.run.value;
-    const { q, k, layer } = this.context.state;
+    const { q, k, layer, head } = this.context.state;
     if (!this.visible || !run || !q.length || this.cells.length !== run.info.layers.length) return;
     const keys = run.keyTokens(layer);
     this.about.replaceChildren(...this.words(run, q.at(-1)!, k));
     const scale = this.context.scale();
     const most = Math.max(...this.cells.flat().map(({ value }) => Math.abs(value ?? 0)));
-    const rows = run.info.layers.map((info) => {
-      const cells = this.cells[info.index].map(({ value, key }, head) => {
-        const name = `${run.name(info.index, head)}: ${value === null ? "masked" : show(value)}${key === null ? "" : ` to ${keys.name(key)}`}`;
-        const cell = el("span", {
-          class: "link-cell",
-          title: name,
-          attrs: { role: "gridcell", "data-l": info.index, "data-h": head, id: `link-${info.index}-${head}` },
-        });
-        cell.append(el("span", { class: "visually-hidden" }, name));
+    const cells = this.cells.map((heads, l) =>
+      heads.map(({ value, key }, h) => {
         const color = value === null ? null : colorOf(scale, value);
-        if (color) cell.style.background = css(color);
-        else cell.classList.add("masked");
-        if (value !== null && Math.abs(value) === most) cell.classList.add("most");
-        return cell;
-      });
-      return el(
-        "div",
-        { class: "link-row", attrs: { role: "row" } },
-        el("span", { class: "layer-name", title: info.name, attrs: { role: "rowheader" } }, String(info.number)),
-        ...cells,
-      );
-    });
-    const wide = Math.max(...run.info.layers.map((info) => info.heads));
-    this.table.style.setProperty("--heads", String(wide));
-    this.table.replaceChildren(...rows);
-    this.mark();
+        return {
+          name: `${run.name(l, h)}: ${value === null ? "masked" : show(value)}${key === null ? "" : ` to ${keys.name(key)}`}`,
+          color: color && css(color),
+          most: value !== null && Math.abs(value) === most,
+        };
+      }),
+    );
+    this.table.draw(run, cells, [layer, head]);
   }
 
   // The strongest few, in words: what a glance at the grid is for.
@@ -148,43 +123,12 @@ export class EveryHead {
   }
 
   private open(layer: number, head: number, compare: boolean): void {
-    this.cursor = [layer, head];
+    this.table.at(layer, head);
     const key = this.cells[layer]?.[head]?.key;
     if (compare) return this.context.compareWith(layer, head);
     this.context.openHead(layer, head);
     if (key !== null && key !== undefined) this.context.point({ q: null, k: key, cells: null, from: "grid" });
     this.node.dispatchEvent(new CustomEvent("opened", { bubbles: true }));
-  }
-
-  private mark(): void {
-    const { layer, head } = this.context.state;
-    const focused = document.activeElement === this.table;
-    for (const cell of this.table.querySelectorAll<HTMLElement>(".link-cell")) {
-      const at = [Number(cell.dataset.l), Number(cell.dataset.h)];
-      cell.setAttribute("aria-selected", String(at[0] === layer && at[1] === head));
-      const here = at[0] === this.cursor[0] && at[1] === this.cursor[1];
-      cell.classList.toggle("cursor", here && focused);
-      if (here) this.table.setAttribute("aria-activedescendant", cell.id);
-    }
-  }
-
-  private key(event: KeyboardEvent): void {
-    const steps: Record<string, [number, number]> = {
-      ArrowUp: [-1, 0],
-      ArrowDown: [1, 0],
-      ArrowLeft: [0, -1],
-      ArrowRight: [0, 1],
-    };
-    const step = steps[event.key];
-    if (step && this.cells.length) {
-      const l = Math.min(Math.max(this.cursor[0] + step[0], 0), this.cells.length - 1);
-      this.cursor = [l, Math.min(Math.max(this.cursor[1] + step[1], 0), this.cells[l].length - 1)];
-      this.mark();
-      this.table.querySelector(".cursor")?.scrollIntoView({ block: "nearest" });
-    } else if (event.key === "Enter") this.open(...this.cursor, event.ctrlKey || event.metaKey);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
   }
 }
 

@@ -48,14 +48,20 @@ export class ExportDialog {
         ),
       );
     if (view) {
-      const cells = view.grid.visible();
+      // On a phone the map may not have been looked at yet.
+      const seen = view.grid.width > 0;
+      const { queries, keys } = run.layer(layer);
+      const cells = seen ? view.grid.visible() : { q0: 0, q1: queries, k0: 0, k1: keys };
       const range = `queries ${cells.q0} to ${cells.q1 - 1}, keys ${cells.k0} to ${cells.k1 - 1}`;
       const count = (cells.q1 - cells.q0) * (cells.k1 - cells.k0);
-      items.push(item("PNG", "what is visible, with axes, legend and caption", () => void this.png(view), this.ratio));
+      const shapes = count <= CELLS_AS_SHAPES ? "the same, every cell a shape" : "the same, cells as one image";
       items.push(
-        item("SVG", count <= CELLS_AS_SHAPES ? "the same, every cell a shape" : "the same, cells as one image", () =>
-          this.svgFile(view),
-        ),
+        ...(seen
+          ? [
+              item("PNG", "what is visible, with axes, legend and caption", () => void this.png(view), this.ratio),
+              item("SVG", shapes, () => this.svgFile(view)),
+            ]
+          : [note("PNG, SVG", "pictures of the map: look at it first")]),
       );
       if (run.layer(layer).exact) {
         const rows = `${cells.q0}:${cells.q1}`;
@@ -77,7 +83,7 @@ export class ExportDialog {
     if (this.context.source.live)
       items.push(
         item("HTML", "the run as one page that needs no server", () =>
-          this.fetch(this.context.source.exportAddress(run.id, "html", layer, head, "", "")),
+          this.fetch(this.context.source.exportAddress(run.asked, "html", layer, head, "", "")),
         ),
       );
     this.list.replaceChildren(el("ul", {}, ...items));

@@ -29,7 +29,10 @@ export class Header {
     private context: Context,
     actions: { share: () => void; export: () => void; help: () => void; tour: () => void },
   ) {
-    this.composer = new Composer((order) => this.start(order));
+    this.composer = new Composer(
+      (order) => this.start(order),
+      () => this.toggleComposer(false),
+    );
     this.arrival = new Arrival(context, () => this.composer);
     const tool = (name: string, title: string, click: () => void) =>
       el(
@@ -109,7 +112,7 @@ export class Header {
 
   async load(): Promise<void> {
     this.limits = await this.context.source.limits();
-    this.composer.setModels(this.limits.models);
+    this.composer.setLimits(this.limits);
     this.newButton.hidden = this.editButton.hidden = !this.limits.models.length;
     await this.refresh();
   }
@@ -137,7 +140,7 @@ export class Header {
   toggleComposer(show = this.composer.node.hidden): void {
     this.composer.node.hidden = !show;
     this.newButton.setAttribute("aria-expanded", String(show));
-    if (show) this.composer.focus();
+    (show ? this.composer : this.newButton).focus();
   }
 
   private draw(): void {
@@ -154,7 +157,8 @@ export class Header {
       ),
     );
     this.runSelect.hidden = this.closeButton.hidden = !this.runs.length;
-    this.editButton.hidden = !open || !this.limits?.models.length || !open.tokens.length;
+    const words = open?.tokens.length && !open.info.image?.alone; // a picture is no text to change
+    this.editButton.hidden = !this.limits?.models.length || !words;
     if (!open) return;
     this.layerSelect.replaceChildren(
       ...open.info.layers.map((layer) =>
@@ -176,7 +180,7 @@ export class Header {
   }
 
   private async start(order: Order): Promise<void> {
-    const { id } = await this.context.source.order(order.text, order.model, order.generate);
+    const { id } = await this.context.source.order(order.text, order.model, order.generate, order.image);
     this.arrival.expect(id, order);
     this.toggleComposer(false);
     this.follow(id);

@@ -13,11 +13,15 @@ import type { Measure } from "./source";
 type Order = string;
 
 const CHIPS: { order: Order; name: string; title: string }[] = [
-  { order: "interest", name: "Interesting", title: "focused, and on neither the first token, itself nor a neighbour" },
-  { order: "focus", name: "Focused", title: "low entropy for the number of visible keys" },
-  { order: "previous", name: "Previous", title: "looks at the token before" },
-  { order: "first", name: "Sink", title: "looks at the first token" },
-  { order: "induction", name: "Induction", title: "looks at what came next the last time" },
+  {
+    order: "interest",
+    name: "Interesting",
+    title: "focus, not on the first token nor nearby; first, the link that stands out",
+  },
+  { order: "focus", name: "Focused", title: "how few keys it looks at, of those it sees: low entropy" },
+  { order: "previous", name: "Previous", title: "how much goes to the token before" },
+  { order: "first", name: "Sink", title: "how much goes to the first token" },
+  { order: "induction", name: "Induction", title: "how much goes to what followed this token the last time" },
   { order: "layer", name: "By layer", title: "all heads in a grid, layer by layer" },
 ];
 
@@ -26,6 +30,7 @@ const LARGE = 40;
 export class Heads {
   readonly node: HTMLElement;
   private chips = el("div", { class: "chips", attrs: { role: "radiogroup", "aria-label": "rank heads by" } });
+  private about = el("p", { class: "fine" });
   private grid = el("div", { class: "heads-grid", attrs: { role: "listbox", "aria-label": "heads", tabindex: 0 } });
   private portrait = el("section", { class: "portrait", attrs: { "aria-label": "portrait of the open head" } });
   private preview = el("div", { class: "preview", attrs: { hidden: true, "aria-hidden": "true" } });
@@ -38,8 +43,9 @@ export class Heads {
     this.node = el(
       "section",
       { class: "heads", attrs: { "aria-label": "Heads", id: "heads" } },
-      el("h2", {}, "Heads"),
+      el("h2", { class: "visually-hidden" }, "Heads"),
       this.chips,
+      this.about,
       this.grid,
       this.portrait,
       this.preview,
@@ -100,6 +106,7 @@ export class Heads {
       const on = (chip as HTMLElement).dataset.order === order;
       chip.setAttribute("aria-checked", String(on));
       (chip as HTMLElement).tabIndex = on ? 0 : -1;
+      if (on) this.about.textContent = (chip as HTMLElement).title;
     }
   }
 

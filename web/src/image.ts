@@ -1,20 +1,37 @@
 // A vision model's picture: point at a patch, and see what it looks at, as a layer over the picture itself.
 
 import { onChange } from "./changes";
-import { colorOf, css } from "./colors";
+import { colorOf, css, show } from "./colors";
 import type { Context } from "./context";
 import { blank, debounced, el } from "./dom";
+import type { OpenRun } from "./run";
+import type { Shading } from "./shading";
+import type { RunInfo } from "./source";
+import type { Shade } from "./state";
+
+type Patches = NonNullable<RunInfo["image"]>;
+
+// Where the patches begin among what is shaded; null if they are not among it.
+export function begins(image: Patches, cross: boolean, shade: Shade): number | null {
+  return cross && (shade === "looks" || shade === "received") ? image.memory : image.first;
+}
 
 export class ImageView {
   readonly node: HTMLElement;
   private picture = el("img", { attrs: { alt: "what the model was given", draggable: "false" } });
   private layer = el("canvas", { class: "patches", attrs: { "aria-hidden": "true" } });
-  private about = el("p", { class: "fine", attrs: { role: "status" } });
-  private asked = 0;
-  private redraw = debounced(30, () => void this.draw());
+  private frame: HTMLElement;
+  private others = el("div", { class: "image-others" });
+  private about = el("p", { class: "fine image-about", attrs: { role: "status" } });
+  private shading: Shading | null = null;
+  private shown = "";
+  private redraw = debounced(30, () => this.draw());
 
-  constructor(private context: Context) {
-    const frame = el(
+  constructor(
+    private context: Context,
+    private heading: HTMLElement,
+  ) {
+    this.frame = el(
       "div",
       {
         class: "image-frame",
@@ -27,99 +44,189 @@ export class ImageView {
       this.picture,
       this.layer,
     );
-    this.node = el("div", { class: "image-view", attrs: { hidden: true } }, frame, this.about);
-    frame.addEventListener("pointermove", (event) => this.point(this.patch(event)));
-    frame.addEventListener("pointerleave", () => this.point(null));
-    frame.addEventListener("click", (event) => {
-      const q = this.patch(event);
-      if (q !== null) this.context.pin(q, null, event.shiftKey);
+    this.node = el("div", { class: "image-view", attrs: { hidden: true } }, this.frame, this.others, this.about);
+    this.frame.addEventListener("pointermove", (event) => {
+      if (event.pointerType !== "touch") this.point(this.patch(event));
     });
-    frame.addEventListener("keydown", (event) => this.key(event));
-    this.picture.addEventListener("load", () => this.redraw());
-    onChange(context.run, () => this.open());
-    onChange(context.hover, () => this.redraw());
+    this.frame.addEventListener("pointerleave", () => this.point(null));
+    this.frame.addEventListener("click", (event) => this.pin(this.patch(event), event.shiftKey));
+    this.frame.addEventListener("keydown", (event) => this.key(event));
+    this.frame.addEventListener("blur", () => this.context.hover.value?.from === "image" && this.point(null));
+    this.picture.addEventListener("load", () => {
+      this.picture.classList.toggle("coarse", this.picture.naturalWidth < 128);
+      this.draw();
+    });
+    new ResizeObserver(() => this.redraw()).observe(this.frame);
+    onChange(context.run, (run) => void this.open(run));
     onChange(context.dark, () => this.redraw());
-    context.store.on(["layer", "head", "q", "k", "scale", "lo", "hi", "map"], () => this.redraw());
+    onChange(context.tokens, () => this.context.run.value?.info.image && this.chips(this.context.run.value));
+    context.store.on(["layer", "scale", "lo", "hi", "map"], () => this.redraw());
   }
 
-  private open(): void {
-    const run = this.context.run.value;
-    const shown = Boolean(run?.info.image && run.source.live && !this.context.way);
-    this.node.hidden = !shown;
-    if (!shown || !run) return;
-    const address = `/api/runs/${run.id}/image`;
-    if (!this.picture.src.endsWith(address)) this.picture.src = address;
+  // What is shaded has changed.
+  paint(shading: Shading): void {
+    this.shading = shading;
     this.redraw();
+  }
+
+  private get patches(): Patches | null {
+    return this.context.run.value?.info.image ?? null;
+  }
+
+  private get cross(): boolean {
+    const { run, state } = this.context;
+    return run.value?.layer(state.layer).cross ?? false;
+  }
+
+  private async open(run: OpenRun | null): Promise<void> {
+    this.node.hidden = !run?.info.image;
+    const alone = Boolean(run?.info.image?.alone);
+    this.node.parentElement?.classList.toggle("pictured", alone);
+    this.heading.textContent = alone ? "Picture" : this.node.hidden ? "Text" : "Picture and text";
+    if (!run || this.node.hidden) return;
+    this.chips(run);
+    if (this.shown === run.id) return this.redraw();
+    this.shown = run.id;
+    try {
+      const address = await this.context.source.picture(run.id);
+      if (this.shown === run.id) this.picture.src = address;
+    } catch {
+      this.shown = ""; // the map stands without it
+      this.node.hidden = true;
+    }
+  }
+
+  // Tokens that are no patch: where there is no text they have no other place.
+  private chips(run: OpenRun): void {
+    const image = run.info.image!;
+    const count = image.alone && image.first !== null ? Math.min(image.first, 8) : 0;
+    this.others.replaceChildren(
+      ...Array.from({ length: count }, (_, i) => {
+        const chip = el(
+          "button",
+          { class: "chip-button", attrs: { type: "button", "data-token": i } },
+          run.tokens.label(i) || `token ${i}`,
+        );
+        chip.title = "a token that is no patch; of most models the first stands for the whole picture";
+        chip.addEventListener("click", () => this.context.pin(i, null));
+        chip.addEventListener("pointerenter", () => this.point(i));
+        chip.addEventListener("pointerleave", () => this.point(null));
+        return chip;
+      }),
+    );
   }
 
   // The token of the patch under the pointer.
   private patch(event: MouseEvent): number | null {
-    const image = this.context.run.value?.info.image;
-    if (!image) return null;
+    const image = this.patches;
+    const first = image && begins(image, this.cross, "looks");
+    if (!image || first === null) return null;
     const box = this.picture.getBoundingClientRect();
     const x = Math.floor(((event.clientX - box.left) / box.width) * image.columns);
     const y = Math.floor(((event.clientY - box.top) / box.height) * image.rows);
-    return x >= 0 && y >= 0 && x < image.columns && y < image.rows ? image.first + y * image.columns + x : null;
+    return x >= 0 && y >= 0 && x < image.columns && y < image.rows ? first + y * image.columns + x : null;
   }
 
-  private point(q: number | null): void {
-    if (q === null) return this.context.point(null);
-    if (this.context.hover.value?.q !== q) this.context.point({ q, k: null, cells: null, from: "image" });
+  // A patch that a text looks at is a key; else it is who looks.
+  private point(place: number | null): void {
+    const { context } = this;
+    if (place === null) return context.point(null);
+    const { q, k } = context.hover.value ?? {};
+    if (this.cross) {
+      if (k !== place) context.point({ q: context.state.q.at(-1) ?? null, k: place, cells: null, from: "image" });
+    } else if (q !== place) context.point({ q: place, k: null, cells: null, from: "image" });
   }
 
-  private async draw(): Promise<void> {
-    const run = this.context.run.value;
-    const image = run?.info.image;
+  private pin(place: number | null, add: boolean): void {
+    if (place === null) return;
+    if (this.cross) this.context.pinKey(place);
+    else this.context.pin(place, null, add);
+  }
+
+  private draw(): void {
+    const { context, shading, patches: image } = this;
+    const run = context.run.value;
     if (!run || !image || this.node.hidden) return;
-    const { layer, head } = this.context.state;
-    const queries = this.context.queries;
-    const now = ++this.asked;
-    const ratio = window.devicePixelRatio || 1;
     const [width, height] = [this.picture.clientWidth, this.picture.clientHeight];
-    const row = queries.length ? await run.row(layer, head, queries).catch(() => null) : null;
-    if (now !== this.asked || !width) return;
+    if (!width) return;
+    const ratio = window.devicePixelRatio || 1;
     const draw = blank(this.layer, Math.round(width * ratio), Math.round(height * ratio));
-    draw.scale(ratio, ratio);
-    const [w, h] = [width / image.columns, height / image.rows];
-    const scale = this.context.scale();
-    if (row) {
-      const cells = row.subarray(image.first, image.first + image.rows * image.columns);
+    const [w, h] = [this.layer.width / image.columns, this.layer.height / image.rows];
+    // On whole pixels: neighbours neither overlap nor leave a seam.
+    const box = (i: number): [number, number, number, number] => {
+      const [x, y] = [i % image.columns, Math.floor(i / image.columns)];
+      const [left, top] = [Math.round(x * w), Math.round(y * h)];
+      return [left, top, Math.round((x + 1) * w) - left, Math.round((y + 1) * h) - top];
+    };
+    const first = begins(image, this.cross, shading?.of.shade ?? "looks");
+    const count = image.rows * image.columns;
+    const cells = shading?.values && first !== null ? shading.values.subarray(first, first + count) : null;
+    if (cells) {
+      const scale = context.scale();
       const most = cells.reduce((a, b) => Math.max(a, Math.abs(b) || 0), 0) || 1;
       cells.forEach((value, i) => {
-        const color = Number.isNaN(value) ? null : colorOf(scale, value);
+        const color = colorOf(scale, value);
         if (!color) return;
         draw.fillStyle = css(color, 0.15 + 0.65 * Math.min(1, Math.abs(value) / most) ** 0.5);
-        draw.fillRect((i % image.columns) * w, Math.floor(i / image.columns) * h, w, h);
+        draw.fillRect(...box(i));
       });
     }
-    for (const q of queries) {
-      const i = q - image.first;
-      if (i < 0 || i >= image.rows * image.columns) continue;
-      draw.lineWidth = 2;
-      draw.strokeStyle = "#fff";
-      draw.strokeRect((i % image.columns) * w + 1, Math.floor(i / image.columns) * h + 1, w - 2, h - 2);
-    }
-    const before =
-      row && image.first
-        ? `; ${row
-            .subarray(0, image.first)
-            .reduce((a, b) => a + b, 0)
-            .toFixed(3)} goes to tokens that are no patch`
-        : "";
-    this.about.textContent = row
-      ? `what it looks at, over the picture${before}`
-      : "Point at a patch to see what it looks at.";
+    const ring = (place: number, start: number | null, dash: number[]) => {
+      const i = start === null ? -1 : place - start;
+      if (i < 0 || i >= count) return;
+      const [x, y, across, down] = box(i);
+      for (const [line, color] of [
+        [4 * ratio, "#000"],
+        [2 * ratio, "#fff"],
+      ] as const) {
+        draw.lineWidth = line;
+        draw.strokeStyle = color;
+        draw.setLineDash(dash.map((n) => n * ratio));
+        draw.strokeRect(x + 2 * ratio, y + 2 * ratio, across - 4 * ratio, down - 4 * ratio);
+      }
+    };
+    for (const q of context.queries) ring(q, this.cross ? null : image.first, []);
+    const key = context.key;
+    if (key !== null) ring(key, begins(image, this.cross, "looks"), [4, 3]);
+    for (const chip of this.others.children as HTMLCollectionOf<HTMLElement>)
+      chip.setAttribute("aria-pressed", String(context.state.q.includes(Number(chip.dataset.token))));
+    this.about.textContent = this.words(cells, first);
+  }
+
+  private words(cells: Float32Array | null, first: number | null): string {
+    const { shading } = this;
+    if (first === null) return "In this layer words look at words alone: the picture is in others.";
+    if (!cells || !shading?.values)
+      return this.cross
+        ? "Point at a word to see where in the picture it looks."
+        : "Point at a patch to see what it looks at.";
+    const all = shading.values.reduce((a, b) => a + (b || 0), 0);
+    const here = cells.reduce((a, b) => a + (b || 0), 0);
+    const best = cells.reduce((top, value, i) => (Math.abs(value) > Math.abs(cells[top]) ? i : top), 0);
+    const { columns } = this.patches!;
+    const place = `row ${Math.floor(best / columns)}, column ${best % columns}`;
+    const rest = shading.of.shade === "looks" ? `; ${show(all - here)} goes to what is no patch` : "";
+    return `strongest ${show(cells[best])}, ${place}${rest}`;
   }
 
   private key(event: KeyboardEvent): void {
-    const image = this.context.run.value?.info.image;
-    if (!image) return;
-    const now = this.context.hover.value?.q ?? this.context.state.q.at(-1) ?? image.first;
-    const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: image.columns, ArrowUp: -image.columns }[event.key];
-    if (by) {
-      const next = now + by - image.first;
-      if (next >= 0 && next < image.rows * image.columns) this.point(next + image.first);
-    } else if (event.key === "Enter") this.context.pin(now, null, event.shiftKey);
+    const image = this.patches;
+    const first = image && begins(image, this.cross, "looks");
+    if (!image || first === null) return;
+    const { hover, state } = this.context;
+    const now = (this.cross ? (hover.value?.k ?? state.k) : (hover.value?.q ?? state.q.at(-1))) ?? first;
+    const at = Math.max(0, Math.min(now - first, image.rows * image.columns - 1));
+    const column = at % image.columns;
+    const by: Record<string, number> = {
+      ArrowRight: column < image.columns - 1 ? 1 : 0,
+      ArrowLeft: column > 0 ? -1 : 0,
+      ArrowDown: image.columns,
+      ArrowUp: -image.columns,
+    };
+    if (event.key in by) {
+      const next = at + by[event.key];
+      if (next >= 0 && next < image.rows * image.columns) this.point(next + first);
+    } else if (event.key === "Enter") this.pin(at + first, event.shiftKey);
     else return;
     event.preventDefault();
     event.stopPropagation();

@@ -8,9 +8,13 @@ import type { Grid } from "./grid";
 import type { Pool } from "./source";
 import { MAPS } from "./state";
 
+// What the colours show, by the reading.
+const WHAT: Record<string, string> = { weights: "weight", norms: "carried", influence: "mattered" };
+
 export class Legend {
   readonly node: HTMLElement;
   private ramp = el("canvas", { class: "ramp", attrs: { width: 180, height: 12, "aria-hidden": "true" } });
+  private what = el("b", {});
   private lo = bound("lowest colour at");
   private least = el("span", { class: "least", attrs: { hidden: true } });
   private hi = bound("highest colour at");
@@ -37,7 +41,7 @@ export class Legend {
     this.node = el(
       "div",
       { class: "legend", attrs: { role: "group", "aria-label": "legend" } },
-      el("span", { class: "scalebar" }, this.lo, this.least, this.ramp, this.hi),
+      el("span", { class: "scalebar" }, this.what, this.lo, this.least, this.ramp, this.hi),
       el(
         "button",
         {
@@ -87,6 +91,9 @@ export class Legend {
     this.hi.value = number(hi);
     const reading = this.context.run.value?.reading ?? null;
     const diff = this.context.subtracts.value || reading?.signed === true;
+    this.what.textContent = this.context.subtracts.value
+      ? "difference"
+      : WHAT[this.context.run.value?.info.of ?? "weights"];
     this.lo.disabled = this.hi.disabled = reading !== null; // up to the largest cell of any head
     if (reading) {
       this.lo.value = "0";

@@ -33,6 +33,8 @@ export class Links {
   private due = false; // whether what is pinned has to come into view
   private far = el("div", { class: "links-far" });
   private about = el("p", { class: "links-about" });
+  // Where what is pinned lies, if that is farther than fits: a query, a key.
+  private edges = [true, false].map((isQuery) => this.edge(isQuery));
   private found: Line[] = [];
   private first = 0;
   private stop = 0;
@@ -51,7 +53,9 @@ export class Links {
       el("span", {}, "keys"),
     );
     this.scroller = el("div", { class: "links-scroll", attrs: { tabindex: 0, "aria-label": "links" } }, heading, frame);
-    this.node = el("div", { class: "links" }, this.about, this.far, this.scroller);
+    const body = el("div", { class: "links-body" }, this.scroller, ...this.edges);
+    this.node = el("div", { class: "links" }, this.about, this.far, body);
+    this.scroller.addEventListener("scroll", () => this.point(), { passive: true });
     for (const [column, isQuery] of [
       [this.left, true],
       [this.right, false],
@@ -91,7 +95,10 @@ export class Links {
       this.mark();
       if (state.q === before.q) this.reveal(true);
     });
-    new ResizeObserver(() => this.due && this.reveal()).observe(this.scroller);
+    new ResizeObserver(() => {
+      if (this.due) this.reveal();
+      this.point();
+    }).observe(this.scroller);
     onChange(context.hover, () => this.mark());
     onChange(context.dark, () => this.mark());
   }
@@ -145,7 +152,7 @@ export class Links {
     const sink = this.context.state.aside && !run.reading && run.sink(layer, head) > SINK ? run.sink(layer, head) : 0;
     if (sink) this.about.append(`; the first token, ${Math.round(100 * sink)} %, is set aside: lines show the rest`);
     const now = ++this.asked;
-    const floor = run.source.floor?.(layer, head) ?? info.floor;
+    const floor = run.source.floor?.(layer, head, run.asked) ?? info.floor;
     if (!floor || floor[0] || floor[1]) {
       this.about.textContent = this.context.source.live
         ? "q and k were not kept: watch with keep_qk=True to see links of a long text."
@@ -223,6 +230,35 @@ export class Links {
     if (key) pins.reverse();
     if (pins.length) this.scroller.scrollTop += shift(this.scroller.getBoundingClientRect(), pins[0], pins[1]);
     this.due = false;
+    this.point();
+  }
+
+  private edge(isQuery: boolean): HTMLButtonElement {
+    const click = () => this.reveal(!isQuery);
+    return el("button", {
+      class: `chip-button links-edge ${isQuery ? "left" : "right"}`,
+      attrs: { type: "button", hidden: true },
+      on: { click },
+    });
+  }
+
+  // At the edge beyond which a pinned query or key lies, its name.
+  private point(): void {
+    const run = this.context.run.value;
+    const { q, k, layer } = this.context.state;
+    if (!run || !this.visible || layer >= run.info.layers.length) return;
+    const frame = this.scroller.getBoundingClientRect();
+    this.edges.forEach((edge, i) => {
+      const token = i ? k : (q.at(-1) ?? null);
+      const row = token === null ? null : (i ? this.right : this.left).querySelector(`[data-t="${token}"]`);
+      const box = row?.getBoundingClientRect();
+      const above = box !== undefined && box.bottom < frame.top + LINE;
+      const below = box !== undefined && box.top > frame.bottom;
+      edge.hidden = !above && !below;
+      if (edge.hidden) return;
+      edge.classList.toggle("above", above);
+      edge.replaceChildren(above ? "↑ " : "↓ ", ...(i ? run.keyTokens(layer) : run.tokens).placed(token!));
+    });
   }
 
   private draw(): void {

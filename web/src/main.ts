@@ -18,13 +18,12 @@ import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
 import { verb } from "./readings";
-import { reportNote } from "./reportnote";
+import { readFirst, reportNote } from "./reportnote";
 import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
 import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
 import { StepsView } from "./steps";
 import { TextView } from "./text";
-import type { Tokens } from "./tokens";
 import { Tour } from "./tour";
 import { Wall } from "./wall";
 import { WhyBar } from "./whybar";
@@ -38,7 +37,10 @@ class App {
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
   private help = new Help(() => this.tour.start());
-  private tour = new Tour((panel) => this.choosePanel(panel));
+  private tour = new Tour(
+    (panel) => this.choosePanel(panel),
+    () => this.here(),
+  );
   private header = new Header(this.context, {
     share: () => this.share(),
     export: () => this.exports.open(),
@@ -150,6 +152,7 @@ class App {
     if (state.run && known) await this.context.open(state.run, bare(state), state);
     else if (this.header.runs.length) await this.context.open(this.header.runs[0].id, true);
     else this.header.invite();
+    if (!state.of) await readFirst(this.context, !state.run);
   }
 
   private follow(): void {
@@ -179,13 +182,13 @@ class App {
     const parts: Node[] = [];
     queries.slice(0, 4).forEach((query, i) => {
       if (i) parts.push(document.createTextNode(" + "));
-      parts.push(...placed(run.tokens, query));
+      parts.push(...run.tokens.placed(query));
     });
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
     if (key !== null && key < keys.length)
       parts.push(
         document.createTextNode(verb(run.info.of, queries.length === 1)),
-        ...placed(keys, key),
+        ...keys.placed(key),
         document.createTextNode(": "),
       );
     if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
@@ -194,7 +197,7 @@ class App {
     if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
       try {
         const row = await run.row(layer, head, queries);
-        const held = queries.map((query) => context.source.held?.(layer, head, query, key));
+        const held = queries.map((query) => context.source.held?.(layer, head, query, key, run.asked));
         if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
         weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
       } catch {
@@ -275,6 +278,16 @@ class App {
     this.showPanel(panel);
     if (panel === "centre" && view !== "map") this.context.store.replace({ view: "map" });
     if (panel === "more" && view === "map") this.context.store.replace({ view: "links" });
+  }
+
+  // How to come back to the view and panel of now.
+  private here(): () => void {
+    const { view } = this.context.state;
+    const { panel } = this.panels.querySelector<HTMLElement>("[aria-current=true]")!.dataset;
+    return () => {
+      this.showPanel(panel as Panel);
+      this.context.store.replace({ view });
+    };
   }
 
   // On a phone a tap on a head opens its map.
@@ -381,12 +394,6 @@ class App {
     next.click();
     event.preventDefault();
   }
-}
-
-// A token and where it stands: the same word may be there twice.
-function placed(tokens: Tokens, i: number): Node[] {
-  const place = el("span", { class: "position" }, ` (${i.toLocaleString("en")})`);
-  return tokens.text(i) === "" ? [tokens.element(i, 24)] : [tokens.element(i, 24), place];
 }
 
 void new App().start();

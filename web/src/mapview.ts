@@ -74,8 +74,8 @@ export class MapView {
     const zooms = el(
       "div",
       { class: "zooms" },
-      button("plus", "zoom in (+)", () => this.camera.zoomBy(1)),
-      button("minus", "zoom out (−)", () => this.camera.zoomBy(-1)),
+      button("plus", "zoom in (+)", () => this.zoomBy(1)),
+      button("minus", "zoom out (−)", () => this.zoomBy(-1)),
       button("fit", "whole map (0)", () => this.camera.whole(true)),
     );
     this.node = el(
@@ -127,7 +127,7 @@ export class MapView {
     const layer = head.run.layer(head.layer);
     this.camera.fitTo(layer.queries, layer.keys);
     const floors = look.heads.map(
-      ({ run, layer, head }) => run.source.floor?.(layer, head) ?? run.layer(layer).floor ?? [0, 0],
+      ({ run, layer, head }) => run.source.floor?.(layer, head, run.asked) ?? run.layer(layer).floor ?? [0, 0],
     );
     this.grid.most = look.tiles;
     this.grid.floor = [Math.max(...floors.map((f) => f[0])), Math.max(...floors.map((f) => f[1]))];
@@ -148,6 +148,15 @@ export class MapView {
   again(): void {
     this.strips.again();
     this.redraw();
+  }
+
+  // Around what is pinned, if that is in view.
+  zoomBy(steps: number): void {
+    const { grid } = this;
+    const [q, k] = [this.look?.q.at(-1), this.look?.k ?? undefined];
+    const { q0, q1, k0, k1 } = grid.visible();
+    const seen = q !== undefined && k !== undefined && q >= q0 && q < q1 && k >= k0 && k < k1;
+    this.camera.zoomBy(steps, seen ? { x: grid.x(k) + grid.cw / 2, y: grid.y(q) + grid.ch / 2 } : null);
   }
 
   setPins(q: number[], k: number | null): void {

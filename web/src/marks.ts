@@ -87,7 +87,7 @@ export class Marks {
   private put(marks: Mark[]): void {
     const run = this.context.run.value;
     this.context.store.push({ marks });
-    if (!run || this.context.way || !this.context.source.file) return; // a report and a notebook keep them in the page
+    if (!run || !this.context.source.file) return; // a report keeps them in its address
     this.context.source
       .file(`/api/runs/${run.id}/bookmarks`, sent("PUT", { marks }))
       .catch((error) => this.context.failed(error, () => this.put(marks)));

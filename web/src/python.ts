@@ -33,11 +33,12 @@ export class CopyPython {
     const { context } = this;
     const run = context.run.value;
     if (!run) return;
-    const { layer, head, q, k, target, edits, other, view } = context.state;
+    const { layer, head, q, k, target, edits, other, view, rail, effects } = context.state;
     // Beside an edited run it is the edited one that is asked about.
     const edited = view === "compare" && other && edits.some((edit) => edit.on) ? other.run : run.asked;
     const given = new URLSearchParams();
-    if (q.length) given.set("q", String(q.at(-1)));
+    if (q.length) given.set("q", q.join(","));
+    if (rail === "effects" && effects) given.set("heads", "true");
     if (k !== null) given.set("k", String(k));
     if (target.token) given.set("token", target.token);
     if (target.than) given.set("than", target.than);

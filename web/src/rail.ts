@@ -1,8 +1,9 @@
-// The tabs of the Heads rail: all heads; the path of a token through the layers; one link in every head.
+// The tabs of the Heads rail: all heads; the path of a token through the layers; one link in every head; effects.
 
 import { onChange } from "./changes";
 import type { Context } from "./context";
 import { el } from "./dom";
+import { EffectsView } from "./effects";
 import { EveryHead } from "./everyhead";
 import { PathView } from "./path";
 import { RAIL, type RailTab } from "./whystate";
@@ -11,6 +12,7 @@ const NAMES: Record<RailTab, [string, string]> = {
   heads: ["Heads", "every head, ranked"],
   path: ["Path", "where the pinned token has it from, layer by layer"],
   link: ["This link", "what is pinned, in every head"],
+  effects: ["Effects", "what is lost without each head"],
 };
 
 export class Rail {
@@ -18,6 +20,7 @@ export class Rail {
   private panels: Record<RailTab, HTMLElement>;
   private link: EveryHead;
   private path: PathView;
+  private effects: EffectsView;
 
   constructor(
     private context: Context,
@@ -25,9 +28,10 @@ export class Rail {
   ) {
     this.link = new EveryHead(context);
     this.path = new PathView(context);
+    this.effects = new EffectsView(context);
     const own = el("div", { class: "rail-panel rail-heads" });
     own.append(...node.children);
-    this.panels = { heads: own, path: this.path.node, link: this.link.node };
+    this.panels = { heads: own, path: this.path.node, link: this.link.node, effects: this.effects.node };
     for (const tab of RAIL) {
       const [name, title] = NAMES[tab];
       const attrs = { type: "button", role: "tab", id: `rail-tab-${tab}`, "data-rail": tab };
@@ -57,5 +61,6 @@ export class Rail {
     }
     this.link.show(rail === "link");
     this.path.show(rail === "path");
+    this.effects.show(rail === "effects");
   }
 }

@@ -5,7 +5,7 @@ import type { Context } from "./context";
 import { el } from "./dom";
 import { segmented } from "./legend";
 import { OpenRun } from "./run";
-import { isRun, type OrderInfo, sentence } from "./source";
+import { isRun, type OrderInfo, type RunInfo, sentence } from "./source";
 import { asked, sent } from "./why";
 import type { Reading } from "./whystate";
 
@@ -21,6 +21,7 @@ export class Readings {
   readonly node: HTMLElement;
   private choice = segmented("reading", Object.values(NAMES), (name) => this.choose(OF[name]));
   readonly about = el("span", { class: "reading-about", attrs: { role: "status" } });
+  private aims = el("select", { class: "reading-aims", attrs: { "aria-label": "what for", hidden: true } });
   private asking = 0;
   private stop: (() => void) | null = null;
 
@@ -29,7 +30,7 @@ export class Readings {
     private context: Context,
     private progress: (order: OrderInfo | null) => void,
   ) {
-    this.node = el("span", { class: "readings" }, this.choice.node);
+    this.node = el("span", { class: "readings" }, this.choice.node, this.aims);
     const buttons = [...this.choice.node.children] as HTMLElement[];
     Object.values(TITLES).forEach((title, i) => {
       buttons[i].title = title;
@@ -54,6 +55,7 @@ export class Readings {
     const now = JSON.stringify(run.info.of === "weights" ? [] : [run.info.of, run.info.aim]);
     const wanted = JSON.stringify(of === "weights" ? [] : [of, target]);
     const own = run.info.own.includes(of) && !target.token && !target.than && target.after === null;
+    if (!this.context.source.live && of !== "weights") return this.held(run, of);
     if (run.info.of === of && (now === wanted || (own && run.info.aim === null) || of === "weights")) return;
     const asking = ++this.asking;
     this.stop?.();
@@ -75,13 +77,32 @@ export class Readings {
     }
   }
 
+  // A report: the reading for that target, or else one that it holds.
+  private async held(run: OpenRun, of: Reading): Promise<void> {
+    const { source, state } = this.context;
+    const among = this.kept(of);
+    const wanted = JSON.stringify(state.target);
+    const info = among.find((one) => one.aim !== null && JSON.stringify(one.aim) === wanted) ?? among[0];
+    if (!info) {
+      this.context.say(`this report does not hold what was ${NAMES[of]}`);
+      return this.context.store.replace({ of: "weights" });
+    }
+    if (info.id === run.info.id) return;
+    const read = new OpenRun(source, info);
+    read.inherit(run);
+    await this.context.read(read);
+    if (info.aim) this.context.store.replace({ target: info.aim });
+    this.draw();
+  }
+
+  private kept(of: Reading): RunInfo[] {
+    return (this.context.source.readings ?? []).filter((info) => info.of === of);
+  }
+
   // An order for it; its id when it is done.
   private async make(run: OpenRun, asking: number): Promise<string> {
     const { source, state } = this.context;
-    if (!source.live) throw new Error("A report shows the reading that it was made of: sightline serve has the others");
     if (run.info.why_not) throw new Error(`This reading needs gradients, and ${run.info.why_not}`);
-    if (this.context.way)
-      throw new Error("In a notebook: sl.watch(model, influence=True, keep_qk=True), seen.backward(y)");
     const { id } = await asked<{ id: string }>(source, `/api/runs/${run.id}/readings`, sent("POST", state.target));
     return new Promise((done, failed) => {
       const close = source.events(id, (order) => {
@@ -134,10 +155,27 @@ export class Readings {
     }
   }
 
+  // A report offers what it holds, and of several targets those.
+  private drawHeld(): void {
+    const { of, target } = this.context.state;
+    const buttons = [...this.choice.node.children] as HTMLElement[];
+    Object.keys(NAMES).forEach((name, i) => {
+      buttons[i].hidden = name !== "weights" && !this.kept(name as Reading).length;
+    });
+    this.node.hidden = buttons.every((button, i) => i === 0 || button.hidden);
+    const aims = of === "weights" ? [] : this.kept(of).flatMap(({ aim }) => (aim ? [aim] : []));
+    this.aims.hidden = !aims.length;
+    this.aims.replaceChildren(
+      ...aims.map((aim, i) => el("option", { attrs: { value: i, selected: same(aim, target) } }, aimWords(aim))),
+    );
+    this.aims.onchange = () => this.context.store.push({ target: aims[Number(this.aims.value)] });
+  }
+
   private draw(): void {
     const run = this.context.run.value;
     const { of } = this.context.state;
     this.choice.set(NAMES[of]);
+    if (!this.context.source.live) this.drawHeld();
     const { value, aim } = run?.info ?? {};
     this.about.textContent =
       run?.info.of === "influence" && aim && value !== null && value !== undefined ? `= ${value.toFixed(2)}` : "";
@@ -149,6 +187,10 @@ export function verb(of: string, single: boolean): string {
   if (of === "norms") return single ? " carries from " : " carry from ";
   if (of === "influence") return " ← ";
   return single ? " looks at " : " look at ";
+}
+
+function same(a: unknown, b: unknown): boolean {
+  return JSON.stringify(a) === JSON.stringify(b);
 }
 
 export function aimWords({ token, than, after }: { token: string; than: string; after: number | null }): string {

@@ -45,6 +45,8 @@ export interface Held {
 }
 
 export interface Kept {
+  picture?: string; // a data: address
+  shown?: string; // the reading that it was made of
   marks?: Shapes["Mark"][];
   written?: { prompt: number; tokens: Shapes["WrittenToken"][] };
 }
@@ -71,12 +73,12 @@ export class Later extends Error {
 
 export interface Source {
   readonly live: boolean; // whether a server is behind it, with exact numbers
-  floor?(layer: number, head: number): [number, number] | null;
-  held?(layer: number, head: number, q: number, k: number): Held | null; // of a source that may not have all of them
+  floor?(layer: number, head: number, run?: string): [number, number] | null;
+  held?(layer: number, head: number, q: number, k: number, run?: string): Held | null; // of a source that may not have all of them
   limits(): Promise<Limits>;
   runs(): Promise<Shapes["Runs"]>;
   run(id: string): Promise<RunInfo | OrderInfo>; // an order, until there is a run
-  order(text: string, model: string, generate: number): Promise<Shapes["Ordered"]>;
+  order(text: string, model: string, generate: number, image?: string): Promise<Shapes["Ordered"]>;
   close(id: string): Promise<void>;
   reopen(id: string): Promise<void>; // one that was closed a moment ago
   text(id: string): Promise<string>; // all of it
@@ -117,15 +119,23 @@ export interface Source {
     k: number | null,
   ): Promise<StepsTable>;
   exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string;
+  readonly readings?: RunInfo[]; // those that a report holds
+  picture(run: string): Promise<string>; // the address of the picture that a vision model was given
   kept?(): Kept; // what a report holds beside its maps
   file?(address: string, options?: RequestInit): Promise<Response>; // what an address holds; a report has none
 }
+
+const POLL = 200; // milliseconds
 
 export class HttpSource implements Source {
   readonly live = true;
 
   // In a notebook the kernel answers, through messages.
-  constructor(private fetch: Ask = (path, options) => window.fetch(path, options)) {}
+  constructor(private carried: Ask | null = null) {}
+
+  private get fetch(): Ask {
+    return this.carried ?? ((path, options) => window.fetch(path, options));
+  }
 
   file(address: string, options: RequestInit = {}): Promise<Response> {
     return this.ask(address, options);
@@ -140,8 +150,8 @@ export class HttpSource implements Source {
   run(id: string): Promise<RunInfo | OrderInfo> {
     return this.json(`/api/runs/${encodeURIComponent(id)}`);
   }
-  order(text: string, model: string, generate: number): Promise<Shapes["Ordered"]> {
-    const body = JSON.stringify(generate ? { text, model, generate } : { text, model });
+  order(text: string, model: string, generate: number, image?: string): Promise<Shapes["Ordered"]> {
+    const body = JSON.stringify({ text, model, ...(generate ? { generate } : {}), ...(image ? { image } : {}) });
     return this.json("/api/runs", { method: "POST", body, headers: { "content-type": "application/json" } });
   }
   async close(id: string): Promise<void> {
@@ -157,6 +167,7 @@ export class HttpSource implements Source {
     await this.ask(`/api/runs/${id}/look?by=${by}`, { method: "POST" });
   }
   events(id: string, told: (order: OrderInfo) => void): () => void {
+    if (this.carried) return this.poll(id, told); // messages carry whole answers, no stream
     const stream = new EventSource(`/api/runs/${id}/events`);
     stream.onmessage = (event) => {
       const order = JSON.parse(event.data) as OrderInfo;
@@ -164,6 +175,35 @@ export class HttpSource implements Source {
       told(order);
     };
     return () => stream.close();
+  }
+  // The same by asking again and again.
+  private poll(id: string, told: (order: OrderInfo) => void): () => void {
+    let [over, before] = [false, ""];
+    const tell = (order: OrderInfo) => {
+      const now = JSON.stringify(order);
+      if (!over && now !== before) told(order);
+      before = now;
+    };
+    const ask = async () => {
+      const order = (await this.runs()).orders.find((one) => one.id === id);
+      if (order) return tell(order);
+      const found = await this.run(id);
+      const { title, model } = found;
+      const done = { id, title, model: model ?? "", stage: "done", done: 1, total: 1, position: 0, problem: null };
+      tell(isRun(found) ? { ...done, state: "done" } : found);
+      over = true;
+    };
+    const again = () => {
+      if (!over)
+        ask().then(
+          () => window.setTimeout(again, POLL),
+          () => window.setTimeout(again, 10 * POLL),
+        );
+    };
+    again();
+    return () => {
+      over = true;
+    };
   }
   tokens(run: string, rev: number, from: number, to: number, memory: boolean): Promise<TokenPage> {
     return this.json(`/api/runs/${run}/tokens?from=${from}&to=${to}&of=${memory ? "memory" : "text"}&rev=${rev}`);
@@ -234,6 +274,12 @@ export class HttpSource implements Source {
   exportAddress(run: string, format: string, layer: number, head: number, rows: string, cols: string): string {
     const rectangle = format === "html" ? "" : `&rows=${rows}&cols=${cols}`;
     return `/api/runs/${run}/export?format=${format}&layer=${layer}&head=${head}${rectangle}`;
+  }
+
+  async picture(run: string): Promise<string> {
+    const address = `/api/runs/${run}/image`;
+    if (!this.carried) return address;
+    return URL.createObjectURL(await (await this.ask(address)).blob()); // no address leads to a kernel
   }
 
   private async floats(path: string, signal?: AbortSignal): Promise<Float32Array> {

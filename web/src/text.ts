@@ -39,12 +39,13 @@ export class TextView {
   private ruler: Ruler;
   private table = el("table", { class: "top-keys" });
   private find: FindBar;
+  private image: ImageView;
   private reshade = debounced(40, () => void this.load());
   private redraw = eachFrame(() => this.ruler.draw(this.context.run.value?.tokens.length ?? 0));
   private asked = 0;
 
   constructor(private context: Context) {
-    const strength = (token: number) => this.shading.strength(token);
+    const strength = (token: number) => (this.elsewhere ? 0 : this.shading.strength(token));
     this.find = new FindBar(context, {
       changed: () => this.body.mark(),
       reveal: (token) => this.body.reveal(token),
@@ -53,14 +54,16 @@ export class TextView {
     const against = (token: number) => this.shading.against(token);
     this.body = new TextBody(context, strength, (token) => this.find.has(token), against);
     this.ruler = new Ruler(this.body.scroller, strength);
+    const heading = el("h2", {}, "Text");
+    this.image = new ImageView(context, heading);
     this.node = el(
       "section",
       { class: "text", attrs: { "aria-label": "Text", id: "text" } },
-      el("div", { class: "text-head" }, el("h2", {}, "Text"), this.findButton()),
+      el("div", { class: "text-head" }, heading, this.findButton()),
       this.tabs,
       this.about,
       this.find.node,
-      new ImageView(context).node,
+      this.image.node,
       el("div", { class: "text-frame" }, this.body.scroller, this.ruler.node),
       this.table,
     );
@@ -93,6 +96,12 @@ export class TextView {
     new ResizeObserver(() => this.redraw()).observe(this.body.scroller);
     this.body.scroller.addEventListener("scroll", () => this.redraw());
     this.ruler.node.addEventListener("pointerdown", () => this.body.release());
+  }
+
+  // Whether what is shaded are tokens of a memory, which are not those of this text.
+  private get elsewhere(): boolean {
+    const { shade, layer } = this.shading.of;
+    return (shade === "looks" || shade === "received") && Boolean(this.context.run.value?.layer(layer).cross);
   }
 
   focus(): void {
@@ -188,6 +197,7 @@ export class TextView {
 
   private paint(): void {
     this.body.paint();
+    this.image.paint(this.shading);
     this.redraw();
   }
 

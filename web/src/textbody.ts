@@ -3,9 +3,12 @@
 import type { Context } from "./context";
 import { el } from "./dom";
 import { shift } from "./shift";
-import { BYTES, GLUED, NEW_LINE, SPECIAL } from "./tokens";
+import { BYTES, GLUED, isolated, NEW_LINE, SPECIAL } from "./tokens";
 
 const BLOCK = 512;
+// A token that only goes on with the character before it; letters that are written joined stay so.
+const PART = "·";
+const JOINED_PART = "\u200d·\u200d";
 
 export class TextBody {
   readonly node = el("div", {
@@ -141,12 +144,21 @@ export class TextBody {
     const first = Number(block.dataset.block) * BLOCK;
     const stop = Math.min(first + BLOCK, run.tokens.length);
     const parts: (Node | string)[] = [];
+    const { image } = run.info;
+    const patches = image && image.first !== null ? [image.first, image.first + image.rows * image.columns] : [0, 0];
     for (let i = first; i < stop; i++) {
+      if (i >= patches[0] && i < patches[1]) {
+        // They stand on the picture itself; in the text one word is enough.
+        if (i === patches[0]) parts.push(" ", el("span", { class: "t chip", attrs: { "data-t": i } }, "the picture"));
+        continue;
+      }
       const kind = run.tokens.kind(i);
-      const text = run.tokens.text(i);
+      const piece = run.tokens.piece(i);
+      const text = piece ? piece.shown || (isolated(piece.of) === piece.of ? PART : JOINED_PART) : run.tokens.text(i);
       if (kind & NEW_LINE) parts.push(el("br"));
       else if (i && !(kind & GLUED)) parts.push(" ");
-      const plain = kind & SPECIAL ? "t chip" : kind & BYTES ? "t chip hex" : "t";
+      const plain =
+        kind & SPECIAL ? "t chip" : piece ? (piece.shown ? "t" : "t part") : kind & BYTES ? "t chip hex" : "t";
       const prompt = run.info.prompt ?? Infinity; // what follows was written by the model
       const name = i < prompt ? plain : `${plain} by-model${i === prompt ? " first-written" : ""}`;
       // A space before a word is not of its frame, which would else begin at the end of the line above.
@@ -159,7 +171,8 @@ export class TextBody {
               .slice(spaced ? 1 : 0)
               .replace(/\n/g, "⏎\n")
               .replace(/\t/g, "⇥\t");
-      parts.push(el("span", { class: name, attrs: { "data-t": i } }, shown || run.tokens.label(i)));
+      const title = piece ? `a part of ${piece.of.trim()}: ${run.tokens.text(i)}` : undefined;
+      parts.push(el("span", { class: name, title, attrs: { "data-t": i } }, shown || run.tokens.label(i)));
     }
     block.replaceChildren(...parts);
     block.style.minHeight = "";

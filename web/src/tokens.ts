@@ -1,10 +1,12 @@
-// Tokens as text on the page: spaces made visible, special ones as chips, bytes as hex. Never as HTML.
+// Tokens as text on the page: spaces made visible, special ones as chips, bytes with the character they are a part of.
+// Never as HTML.
 
+import { BYTES, type Piece, pieces } from "./characters";
 import { el } from "./dom";
 import type { Source, TokenPage } from "./source";
 
+export { BYTES };
 export const SPECIAL = 1;
-export const BYTES = 2;
 export const GLUED = 4;
 export const NEW_LINE = 8;
 const PAGE = 16384;
@@ -34,6 +36,7 @@ export function isolated(text: string): string {
 export class Tokens {
   readonly texts: string[];
   readonly kinds: number[];
+  private parts = new Map<number, Piece>(); // of characters that lie in several tokens
   named = true; // whether there are texts at all
   private pages = new Map<number, Promise<void>>();
 
@@ -66,8 +69,16 @@ export class Tokens {
     return this.kinds[i] ?? 0;
   }
 
+  // What of the text this token shows, and the character that it is only a part of.
+  piece(i: number): Piece | null {
+    return this.parts.get(i) ?? null;
+  }
+
   label(i: number, most = LONGEST): string {
-    return this.text(i) === "" && i < this.length ? `#${i}` : short(this.text(i), most); // not there yet, or without a name
+    if (this.text(i) === "" && i < this.length) return `#${i}`; // not there yet, or without a name
+    if (!(this.kind(i) & BYTES)) return short(this.text(i), most);
+    const of = this.piece(i)?.of.trim();
+    return of ? `${of} ${this.text(i)}` : this.text(i);
   }
 
   // A label inside a sentence.
@@ -82,6 +93,12 @@ export class Tokens {
     return el("bdi", { class: name }, this.label(i, most));
   }
 
+  // A token and where it stands: the same word may be there twice.
+  placed(i: number): HTMLElement[] {
+    const place = el("span", { class: "position" }, ` (${i.toLocaleString("en")})`);
+    return this.text(i) === "" ? [this.element(i, 24)] : [this.element(i, 24), place];
+  }
+
   private page(from: number): Promise<void> {
     let page = this.pages.get(from);
     if (!page) {
@@ -90,6 +107,8 @@ export class Tokens {
           this.texts[found.from + i] = found.texts[i];
           this.kinds[found.from + i] = found.kinds[i];
         }
+        const stop = found.from + found.texts.length;
+        for (const [i, piece] of pieces(this.texts, this.kinds, found.from, stop)) this.parts.set(i, piece);
       });
       page.catch(() => this.pages.delete(from));
       this.pages.set(from, page);

@@ -82,7 +82,10 @@ export class Tooltip {
     const about = (estimate: boolean) => (estimate ? "about " : "");
     const lines: HTMLElement[] = [];
     if (single(cells)) {
-      const held = heads.length === 1 ? head.run.source.held?.(head.layer, head.head, cells.q0, cells.k0) : undefined;
+      const held =
+        heads.length === 1
+          ? head.run.source.held?.(head.layer, head.head, cells.q0, cells.k0, head.run.asked)
+          : undefined;
       const told = peek && "weight" in peek ? (head.run.reading ? peek.reading : peek.weight) : undefined;
       const weight = told !== undefined ? (told ?? NaN) : (held?.weight ?? value?.value ?? null);
       lines.push(

@@ -58,8 +58,13 @@ export class Tour {
   });
   private at = -1;
   private from: Element | null = null;
+  private back: () => void = () => undefined;
 
-  constructor(private show: (panel: Panel) => void) {
+  // `here` says how to come back to where the page is.
+  constructor(
+    private show: (panel: Panel) => void,
+    private here: () => () => void,
+  ) {
     this.node.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.leave();
       else if (event.key === "ArrowRight") this.go(this.at + 1);
@@ -73,6 +78,7 @@ export class Tour {
 
   start(): void {
     this.from = document.activeElement;
+    this.back = this.here();
     this.go(0);
   }
 
@@ -80,6 +86,7 @@ export class Tour {
     this.mark(null);
     this.node.hidden = true;
     this.at = -1;
+    this.back();
     if (this.from instanceof HTMLElement) this.from.focus();
   }
 

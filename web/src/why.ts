@@ -29,7 +29,7 @@ export async function grid(run: OpenRun, layer: number, q: number, k: number, si
   if (run.source.live)
     return asked(run.source, `/api/runs/${run.asked}/grid?q=${q}&k=${k}&layer=${layer}&rev=${run.rev}`, { signal });
   const heads = await everyHead(run, layer, q, (row) => (Number.isNaN(row[k]) ? null : row[k]), null);
-  return { query: q, key: k, of: "weights", heads };
+  return { query: q, key: k, of: run.info.of, heads };
 }
 
 export async function strongest(run: OpenRun, layer: number, q: number, signal?: AbortSignal): Promise<Strongest> {
@@ -39,7 +39,7 @@ export async function strongest(run: OpenRun, layer: number, q: number, signal?:
     order(row)
       .slice(0, TOP)
       .map((key) => [key, row[key]] as [number, number]);
-  return { query: q, of: "weights", heads: await everyHead(run, layer, q, most, []) };
+  return { query: q, of: run.info.of, heads: await everyHead(run, layer, q, most, []) };
 }
 
 export async function path(run: OpenRun, layer: number, q: number, start: number | null): Promise<Path> {
@@ -54,18 +54,22 @@ export async function path(run: OpenRun, layer: number, q: number, start: number
     const here = run.layer(index);
     if (here.cross || here.queries !== like.queries || here.keys !== like.keys) continue;
     const found: [number, number, number][] = [];
+    let most = 0;
     for (let head = 0; head < here.heads; head++) {
       const row = await rowOf(run, index, head, place);
       if (!row) continue;
+      most = row.reduce((a, b) => Math.max(a, Math.abs(b) || 0), most);
       for (const key of order(row))
         if (key && key !== place && !(run.tokens.kind(key) & SPECIAL)) found.push([head, key, row[key]]);
     }
-    found.sort((a, b) => b[2] - a[2]);
-    const goes = found.length > 0 && found[0][2] >= LEAST;
+    found.sort((a, b) => Math.abs(b[2]) - Math.abs(a[2]));
+    // What a signed reading calls much depends on the text: a share of the largest anywhere in these rows.
+    const enough = run.info.of === "weights" ? LEAST : LEAST * most;
+    const goes = found.length > 0 && Math.abs(found[0][2]) >= enough;
     steps.push({ layer: index, query: place, sources: found.slice(0, LISTED), goes });
     if (goes) place = found[0][1];
   }
-  return { query: q, of: "weights", least: LEAST, steps };
+  return { query: q, of: run.info.of, least: LEAST, steps };
 }
 
 async function everyHead<T>(run: OpenRun, like: number, q: number, of: (row: Float32Array) => T, none: T) {

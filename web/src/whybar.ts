@@ -73,10 +73,10 @@ export class WhyBar {
     return [this.marks.node, this.target.node, this.edits.node, this.python.node];
   }
 
-  // What this page cannot do is not offered: a report has no model, a notebook keeps its own.
+  // What this page cannot do is not offered: a report has no model, a notebook may have none at hand.
   private fit(): void {
-    const { source, way, run } = this.context;
-    const model = source.live && !way && run.value !== null && run.value.info.why_not === null;
+    const { source, run } = this.context;
+    const model = source.live && run.value !== null && run.value.info.why_not === null;
     this.target.button.hidden = !model;
     this.edits.button.hidden = !model || (run.value?.info.edits.length ?? 0) > 0;
     this.python.button.hidden = !source.live || run.value?.info.model === null;

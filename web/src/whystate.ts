@@ -1,10 +1,10 @@
 // What belongs to "why" in the address: the reading and its target, edits, bookmarks, the tab of the rail.
 
 export type Reading = "weights" | "norms" | "influence";
-export type RailTab = "heads" | "path" | "link";
+export type RailTab = "heads" | "path" | "link" | "effects";
 
 export const READINGS: Reading[] = ["weights", "norms", "influence"];
-export const RAIL: RailTab[] = ["heads", "path", "link"];
+export const RAIL: RailTab[] = ["heads", "path", "link", "effects"];
 
 // What is asked to matter for: the logit of a token, less that of another, after a position. Empty: the likeliest
 // token, after the last position.
@@ -32,6 +32,7 @@ export interface WhyState {
   rail: RailTab;
   of: Reading;
   target: Target;
+  effects: boolean; // exact effects of all heads are asked for
   edits: Edit[];
   marks: Mark[];
 }
@@ -40,6 +41,7 @@ export const WHY: WhyState = {
   rail: "heads",
   of: "weights",
   target: { token: "", than: "", after: null },
+  effects: false,
   edits: [],
   marks: [],
 };
@@ -55,6 +57,7 @@ export function encodeWhy(state: WhyState, put: (name: string, value: string) =>
   if (token) put("for", encodeURIComponent(token));
   if (than) put("than", encodeURIComponent(than));
   if (after !== null) put("after", String(after));
+  if (state.effects) put("effects", "1");
   if (state.edits.length) put("edits", state.edits.map(({ what, on }) => (on ? what : `!${what}`)).join(","));
   if (state.marks.length)
     put(
@@ -86,6 +89,7 @@ export function decodeWhy(given: URLSearchParams, notices: string[]): Partial<Wh
       than: (given.get("than") ?? "").slice(0, 200),
       after: after !== null && /^\d{1,9}$/.test(after) ? Number(after) : null,
     };
+  if (given.has("effects")) state.effects = given.get("effects") === "1";
   const edits = given.get("edits");
   if (edits) {
     const list = edits.split(",").map((text) => ({ what: text.replace(/^!/, ""), on: !text.startsWith("!") }));

@@ -104,7 +104,8 @@ export class WrittenView {
         ...(writing ? [el("label", { class: "follow" }, follow, " follow")] : []),
       );
     this.shownFor = state;
-    const live = this.context.source.live && !this.context.way;
+    const { source, way } = this.context;
+    const live = source.live && (!way || run?.info.why_not === null); // a notebook may have no model at hand
     const items = tokens.map((token, i) => {
       const bar = el("span", { class: "bar" });
       bar.style.width = `${100 * token.p}%`;

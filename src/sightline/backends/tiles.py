@@ -71,9 +71,12 @@ def scaled_rows(call: Call, rows: slice) -> Tensor:
 
 
 def score_tile(call: Call, q_rows: Tensor, rows: slice, columns: Columns) -> Tile:
-    """scale * q.k, then the soft-cap, then the bias, then the mask, for one tile."""
+    """scale * q.k, then the soft-cap, then the bias, then the mask, for one tile.
+
+    The product is made in the precision of `q_rows`, all else in that of the call.
+    """
     sizes, span = call.sizes, columns.span
-    scores = unfold(q_rows @ call.k[..., span, :].to(call.compute_dtype).mT, sizes)
+    scores = unfold(q_rows @ call.k[..., span, :].to(q_rows.dtype).mT, sizes).to(call.compute_dtype)
     capped = None
     if call.softcap is not None:
         scores = capped = (scores / call.softcap).tanh() * call.softcap

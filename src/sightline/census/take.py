@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.editing import edit
-from sightline.editing.head_effects import Effects, measured
+from sightline.editing.head_effects import Effects, sweep
 from sightline.editing.progress import progress
 from sightline.errors import InputError
 from sightline.targets import loss
@@ -115,6 +115,18 @@ class _Work:
         """How often `step` is called: about as often for the same work."""
         return 1 + len(self.texts) * len(self.found.layers) + len(self.batches())
 
+    def told(self) -> Callable[[int, int], None]:
+        """To be told how many heads of a text are done, and of how many: a step for each layer."""
+        gone = 0
+
+        def told(done: int, total: int) -> None:
+            nonlocal gone
+            while gone * total < done * len(self.found.layers):
+                gone += 1
+                self.step()
+
+        return told
+
     def run(self, ids: Tensor) -> Any:
         return self.model(ids[None].to(self.device))
 
@@ -169,7 +181,7 @@ class _Work:
         try:
             for one in self.texts:
                 inputs = one[None].to(self.device)
-                done.append(measured(self.model, inputs, _loss(one), None, "zero", self.step))
+                done.append(sweep(self.model, inputs, _loss(one), told=self.told()))
         except KeyboardInterrupt as interrupt:
             begun = getattr(interrupt, "effects", None)
             if begun is not None and not done:

@@ -17,6 +17,7 @@ from sightline.models.checkpoints import builtin, copies
 from sightline.models.checkpoints.base import refused
 from sightline.models.checkpoints.formats import open_path
 
+TITLES = {"minilm": "all-MiniLM-L6-v2", "smollm2": "SmolLM2-135M-Instruct, 4-bit weights"}
 SENTENCE = "The kids were scared of the lions, so they left right away."
 
 app = typer.Typer(help="The trained models that are there, with sizes.", invoke_without_command=True)
@@ -39,7 +40,8 @@ def models(
     console = Console(highlight=False, soft_wrap=True)
     console.print(table(rows), "")
     for row in rows:
-        console.print(f"{row['name']}: {row['path'] or 'not installed: ' + row['install']}", markup=False)
+        what = f" ({TITLES[row['name']]})" if row["name"] in TITLES else ""
+        console.print(f"{row['name']}{what}: {row['path'] or 'not installed: ' + row['install']}", markup=False)
         if row["cache"]:
             console.print(f"  copy: {row['cache']}", markup=False)
     console.print("A checkpoint folder or a .gguf file works wherever a name does.")

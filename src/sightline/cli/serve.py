@@ -20,12 +20,15 @@ def serve(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Saved runs, folders that hold some, saved sights (.safetensors), or one survey.", metavar="[PATH]..."
+            help="Saved runs, folders that hold some, saved sights (.safetensors), or one survey.", metavar="path"
         ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A model that may be run: minilm, smollm2 or a folder; all that are installed if left out."),
+        typer.Option(
+            help="A model that may be run: minilm, smollm2 or a folder; all that are installed if left out.",
+            metavar="<str>",
+        ),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Run the first model on this text at once.")] = None,
     port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8000,

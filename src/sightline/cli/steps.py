@@ -28,7 +28,9 @@ def steps(
     model: Annotated[str | None, typer.Option(help="A trained model: minilm, smollm2 or a folder.")] = None,
     layer: Annotated[int, typer.Option(help="Which layer of the model, counted from 0.")] = 0,
     head: Annotated[int, typer.Option(help="Which head of the layer, counted from 0.")] = 0,
-    query: Annotated[list[str] | None, typer.Option(help="Only the table of this word, or position.")] = None,
+    query: Annotated[
+        list[str] | None, typer.Option(help="Only the table of this word, or position.", metavar="<str>")
+    ] = None,
     top: Annotated[int, typer.Option(help="Keys in a table; the others are added up in one line.")] = 16,
     seed: Annotated[int, typer.Option(help="Other random numbers, where no model is used.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,

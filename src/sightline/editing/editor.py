@@ -39,6 +39,7 @@ class Editor:
     """Between entering and leaving the block: among the watches of its thread, with the right to change."""
 
     edits = True  # what the handlers ask
+    listens = False  # to what the edits of all blocks have made of a call
     compact = lenient = False
     writer = None
 

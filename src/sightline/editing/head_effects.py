@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +88,9 @@ def effects(
             `keep_output=True`: every head gets what it gave in that run (a patching sweep).
 
     The heads of a layer run as one batch, and blocks below it are not computed again where that gives the same. The
-    model runs twice unedited first; two runs that differ are refused. If it is interrupted by Ctrl-C, the
-    KeyboardInterrupt has what was done so far as its `effects`; nothing else is left behind.
+    model runs twice unedited first; two runs that differ are refused. Inside an `sl.edit` block every run has its
+    edits. If it is interrupted by Ctrl-C, the KeyboardInterrupt has what was done so far as its `effects`; nothing else
+    is left behind.
 
     >>> import sightline as sl
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
@@ -97,18 +98,26 @@ def effects(
     >>> found.exact.shape, found.layers[0], len(found.top(3))
     (torch.Size([1, 2, 2]), 'layers.0.self_attn', 3)
     """
-    return measured(model, inputs, target, heads, by, None)
+    return sweep(model, inputs, target, heads=heads, by=by)
 
 
-def measured(
+def sweep(
     model: nn.Module,
     inputs: Any,
     target: Callable[[Any], Tensor],
-    heads: Any,
-    by: Any,
-    step: Callable[[], None] | None,
+    *,
+    heads: Any = None,
+    by: Any = "zero",
+    told: Callable[[int, int], None] | None = None,
 ) -> Effects:
-    """The same for work that shows by itself how far it is: `step` is called after each layer."""
+    """`effects`, which tells `told` how many heads are done, and of how many; what that raises ends it.
+
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    >>> steps = []
+    >>> _ = sweep(model, torch.randn(1, 5, 16), lambda out: out[:, 0, 0], told=lambda *step: steps.append(step))
+    >>> steps
+    [(0, 4), (2, 4), (4, 4)]
+    """
     work = _Work(model, inputs, target)
     work.run_unedited()
     wanted = work.chosen(heads)
@@ -116,12 +125,17 @@ def measured(
     exact = torch.full(shape, torch.nan, dtype=torch.float64)
     found = Effects(work.layers, work.baseline, exact, torch.full_like(exact, torch.nan))
     work.first_order(found.influence, wanted, by)
+    done, total = 0, sum(map(len, wanted))
+    tell = told or (lambda *_: None)
+    tell(0, total)
     try:
-        with progress("effects", len(wanted)) if step is None else nullcontext(step) as done:
+        with progress("effects", len(wanted) if told is None else 0) as step:
             for layer, numbers in enumerate(wanted):
                 for some in work.batches(numbers):
                     exact[..., layer, some] = work.changed(layer, some, by)
-                done()
+                    done += len(some)
+                    tell(done, total)
+                step()
     except KeyboardInterrupt as interrupt:
         interrupt.effects = found  # type: ignore[attr-defined]
         raise

@@ -18,7 +18,9 @@ from sightline.watching.seen import Seen
 
 
 class Probe(Editor):
-    """Hears every call, and keeps what its heads gave."""
+    """Hears every call, and keeps what its heads gave, other edits and all."""
+
+    listens = True
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, names_of(model), Edits())
@@ -33,13 +35,17 @@ class Probe(Editor):
         return self.names.get(id(module)) is not None
 
     def edit(self, name: str, attended: Attended, editing: list[tuple[Editor, str]]) -> Edited:
+        others = [(editor, called) for editor, called in editing if editor is not self]
+        edited = Edited(attended.out, attended.weights)
+        if others:
+            first, called = others[0]
+            edited = first.edit(called, attended, others)
         place = self._place(name, attended)
         self.heads[name] = attended.call.sizes.heads
         # Nothing is added to it but a place in the graph: the model may be frozen.
-        leaf = torch.zeros_like(attended.out, requires_grad=torch.is_grad_enabled())
-        out = attended.out + leaf
-        self.calls.append((name, place, attended.out.detach(), leaf, self.real))
-        return Edited(out, attended.weights)
+        leaf = torch.zeros_like(edited.out, requires_grad=torch.is_grad_enabled())
+        self.calls.append((name, place, edited.out.detach(), leaf, self.real))
+        return edited._replace(out=edited.out + leaf)
 
     def places(self, count: int) -> Iterator[Place]:
         """A place for each layer, to ask for its heads."""

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from sightline.explore.changes import edits_of
 from sightline.explore.reasons import left_out
 from sightline.explore.writing import NEXT, Pace, Writing, likeliest
 from sightline.models import load as load_model
+from sightline.models.build import family_of
 from sightline.models.checkpoints.builtin import BUILTINS
 from sightline.models.checkpoints.opening import open_checkpoint
+from sightline.models.families import FAMILIES
 from sightline.models.text.generate import new_tokens
 from sightline.models.text.stream import TextStream
 from sightline.nn import MultiHeadAttention
@@ -37,7 +39,7 @@ STATS = ("entropy", "received", "overview", "overview_max", "shares")
 EVERY, SHARE = 1.0, 0.1
 TITLES = {
     "minilm": "MiniLM-L6: encoder, 6 layers of 12 heads",
-    "smollm2": "SmolLM2-135M: causal, 30 layers of 9 heads",
+    "smollm2": "SmolLM2-135M-Instruct, 4-bit weights: causal, 30 layers of 9 heads",
 }
 # Told how a run goes: `stage`, and how much of it is `done` of a `total`.
 Report = Callable[..., None]
@@ -57,11 +59,13 @@ class RunRequest:
     generate: int = 0
     begun: tuple[int, ...] = ()  # ids that are written first, of those to generate
     edits: tuple[str, ...] = ()  # as `changes` reads them
+    image: bytes = field(default=b"", repr=False)  # a picture in place of a text, which is then its name
 
     @property
     def id(self) -> str:
         """The name of the run that it leads to: a hash of model, text and options."""
-        options = [list(self.begun), *self.edits] if self.begun or self.edits else []
+        options: list[Any] = [list(self.begun), *self.edits] if self.begun or self.edits else []
+        options += [hashlib.sha256(self.image).hexdigest()] if self.image else []
         content = json.dumps([self.model, self.text, self.layers, self.generate, *options])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -78,7 +82,7 @@ class Models:
     def __init__(self, names: Sequence[str] | None = None, kept: int = 2) -> None:
         given = list(names) if names else [name for name, entry in BUILTINS.items() if entry.find() is not None]
         self._paths: dict[str, str] = {}
-        self._causal: dict[str, bool] = {}
+        self._kinds: dict[str, str] = {}
         self.skipped: list[str] = []
         for name in given:
             short = name if name in BUILTINS else Path(name).name
@@ -90,7 +94,7 @@ class Models:
                     hint="--model minilm",
                 )
             try:
-                self._causal[short] = _is_causal(name)
+                self._kinds[short] = _kind(name)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
@@ -105,7 +109,10 @@ class Models:
 
     def listed(self) -> list[dict[str, Any]]:
         """Every model by name, with a line about it."""
-        return [{"name": name, "title": TITLES.get(name, name), "causal": self._causal[name]} for name in self._paths]
+        return [
+            {"name": name, "title": TITLES.get(name, name), "causal": kind == "causal", "image": kind == "image"}
+            for name, kind in self._kinds.items()
+        ]
 
     def first(self) -> str:
         """The name of the first model, or an error that says why there is none.
@@ -134,13 +141,15 @@ class Models:
             return self._loaded[name]
 
 
-def _is_causal(name: str) -> bool:
-    """Whether a model goes on writing, as far as that can be told without loading it."""
+def _kind(name: str) -> str:
+    """Whether a model goes on writing, or reads images, as far as that can be told without loading it."""
     if name in BUILTINS:
-        return name == "smollm2"
+        return "causal" if name == "smollm2" else ""
     checkpoint = open_checkpoint(name)
     kinds = checkpoint.config.get("architectures") or ()
-    return Path(name).suffix == ".gguf" or any("CausalLM" in kind or "LMHead" in kind for kind in kinds)
+    if Path(name).suffix == ".gguf" or any("CausalLM" in kind or "LMHead" in kind for kind in kinds):
+        return "causal"
+    return "image" if family_of(checkpoint) is FAMILIES["vit"] else ""
 
 
 def watched(
@@ -181,7 +190,7 @@ def watched(
             got=f"{len(request.begun)} ids",
             hint="ids of the tokens that were written, and of the alternative",
         )
-    layers, is_language = _layers(model, request), hasattr(model, "stream")
+    layers, is_language = layers_of(model, request), hasattr(model, "stream")
     meta: dict[str, Any] = {"asked": request.text} if request.generate else {}
     meta |= {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
     changes = edits_of(request.edits)
@@ -195,7 +204,7 @@ def watched(
         seen.meta.update(meta)
         y = None
         if not request.generate:
-            with _progress(model, report, "running", _Peek(folder, growing)):
+            with progress(model, report, "running", Peek(folder, growing)):
                 last = {"last": 1} if is_language and target is None else {}
                 out = model(torch.tensor([ids], device=model.device), **last)
             if is_language:
@@ -206,7 +215,7 @@ def watched(
                 seen.backward(y)
         else:
             writing = Writing(tokenizer, ids, request.begun)
-            _generate(model, request, writing, seen, report, _Peek(folder, growing, wait=0.0), pace)
+            _generate(model, request, writing, seen, report, Peek(folder, growing, wait=0.0), pace)
     report(stage="finishing")
     return None if y is None else float(y.detach())
 
@@ -257,7 +266,7 @@ def chosen(layers: str | None) -> list[int | str] | None:
     return found
 
 
-def _layers(model: Any, request: RunRequest) -> list[int | str] | None:
+def layers_of(model: Any, request: RunRequest) -> list[int | str] | None:
     """The layers that are asked for, each of which is there: that need not wait until the model has run."""
     wanted = chosen(request.layers)
     names = [name for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
@@ -279,7 +288,7 @@ def _generate(
     writing: Writing,
     seen: Seen,
     report: Report,
-    peek: _Peek,
+    peek: Peek,
     pace: Pace | None,
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
@@ -302,7 +311,7 @@ def _generate(
     seen.meta |= {"text": request.text + "".join(text) + stream.end(), "written": writing.about()}
 
 
-class _Peek:
+class Peek:
     """Hands out what a folder holds, whenever that has grown and some time has passed."""
 
     def __init__(self, folder: Path, growing: Callable[[Seen], None] | None, wait: float | None = None) -> None:
@@ -321,7 +330,7 @@ class _Peek:
 
 
 @contextmanager
-def _progress(model: Any, report: Report, stage: str, peek: Callable[[], None]) -> Iterator[None]:
+def progress(model: Any, report: Report, stage: str, peek: Callable[[], None]) -> Iterator[None]:
     """Report every attention layer that is done, and let those that are there be looked at."""
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     done, mine = 0, threading.get_ident()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +13,8 @@ from sightline.editing import edit
 from sightline.errors import InputError, TooLargeError
 from sightline.explore.aims import Aim, aimed, logits_after, place, told
 from sightline.explore.changes import edits_of, read
+from sightline.explore.effects import left
+from sightline.explore.programs import kept_program
 from sightline.explore.run import Run
 from sightline.explore.writing import likeliest
 from sightline.models.checkpoints.builtin import BUILTINS
@@ -65,50 +69,104 @@ def outcome(run: Run, tokenizer: Any, row: Tensor, aim: Aim, n: int) -> dict[str
     }
 
 
-def kept(run: Run, n: int) -> dict[str, Any] | None:
-    """The same from what was kept of the last position, where nothing else is asked for."""
+def kept(run: Run, n: int, aim: Aim) -> dict[str, Any] | None:
+    """The same from what was kept of the last position; None if that does not say it."""
     known = run.meta.get("next")
-    if not known:
+    if not known or aim.after not in (None, len(run.tokens) - 1):
         return None
-    first = known[0]
+    token = _named(known, aim.token) if aim.token else known[0]
+    than = _named(known, aim.than) if aim.than else None
+    if token is None or token is than or (aim.than and than is None):
+        return None
     return {
         "after": len(run.tokens) - 1,
         "tokens": known[:n],
-        "token": first,
-        "than": None,
-        "value": first["logit"],
+        "token": token,
+        "than": than,
+        "value": token["logit"] - (0.0 if than is None else than["logit"]),
     }
 
 
-def python(run: Run, layer: int, head: int, query: int | None, key: int | None, ids: tuple | None) -> str:
-    """What is on the screen as a program: the text, the edits, the target, the head, and the cell or the row.
+def _named(known: list[dict[str, Any]], text: str) -> dict[str, Any] | None:
+    """The likelier of a text as it is written or after a space, as `token_id` has it."""
+    written = (text,) if text[:1].isspace() else (text, f" {text}")
+    return next((one for one in known if one["text"] in written), None)
 
-    `ids` are those of the token, of the other one, and the position.
-    """
-    about = run.layer(layer)
-    run.view(layer, head)
-    of, edits = run.of, run.meta.get("edits") or []
+
+def spelled(run: Run, tokenizer: Any) -> list[int] | None:
+    """The ids of a run's tokens, if its text is not cut into these: what a model wrote may be cut otherwise."""
+    ids = ids_of(run)
+    return None if list(tokenizer.encode(run.text or "").ids) == ids else ids
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What is looked at: a head, queries and a key if any, the ids of the target, whether effects of all heads."""
+
+    layer: int
+    head: int
+    queries: Sequence[int] = ()
+    key: int | None = None
+    target: tuple[int, int | None, int] | None = None  # the token, the other one, and the position
+    effects: bool = False
+    ids: Sequence[int] | None = None  # of the text, where it does not say them
+
+
+def python(run: Run, screen: Screen) -> str:
+    """What is on the screen as a program: the text, the edits, the target, the head, and the cell or the row."""
+    about = run.layer(screen.layer)
+    view = run.view(screen.layer, screen.head)
+    view.inside("query", screen.queries or [0], about.queries)
+    view.inside("key", [screen.key or 0], about.keys)
+    known = kept_program(run, about, screen.head, screen.queries, screen.key)
+    if known is not None:
+        return known
+    of, edits, target = run.of, run.meta.get("edits") or [], screen.target
     name = run.model if run.model in BUILTINS else f"folder/of/{run.model}"
-    text = run.text or ""
     lines = ["import torch", "import sightline as sl", "", f"model, tokenizer = sl.models.load({name!r})"]
-    lines.append(f"ids = torch.tensor([tokenizer.encode({text!r}).ids])")
+    ids = f"tokenizer.encode({run.text or ''!r}).ids" if screen.ids is None else str(list(screen.ids))
+    lines.append(f"ids = torch.tensor([{ids}])")
+    changes = [f"    {read(edit).python()}" for edit in edits]
     gradients = of != "weights"
-    if ids is not None:
-        than = "" if ids[1] is None else f", than={ids[1]}"
-        lines.append(f"target = sl.targets.logit({ids[0]}{than}, at={ids[2]})")
+    if target is not None:
+        lines.append(f"target = sl.targets.logit({_tokens(target)}, at={target[2]})")
     opened = [] if gradients else ["torch.no_grad()"]
     opened += ["sl.edit(model) as edits"] if edits else []
     opened.append(f"sl.watch(model, {'influence=True, ' if gradients else ''}keep_qk=True) as seen")
-    lines.append(f"with {', '.join(opened)}:")
-    lines += [f"    {read(edit).python()}" for edit in edits]
-    lines.append("    output = model(ids)")
+    lines += [f"with {', '.join(opened)}:", *changes, "    output = model(ids)"]
     if gradients:
         lines += ["    y = target(output)", "    seen.backward(y)", "value = float(y.detach())"]
-    elif ids is not None:
+    elif target is not None:
         lines.append("value = float(target(output))")
-    rows = "slice(None)" if query is None else f"slice({query}, {query + 1})"
-    columns = "slice(None)" if key is None else f"slice({key}, {key + 1})"
+    columns = "slice(None)" if screen.key is None else f"slice({screen.key}, {screen.key + 1})"
     what = f", of={of!r}" if gradients else ""
-    lines.append(f"cells = seen[{about.name!r}].tile({rows}, {columns}{what})[0, {about.numbers[head]}]")
+    rows = "slice(None)" if not screen.queries else f"slice({screen.queries[0]}, {screen.queries[0] + 1})"
+    head = about.numbers[screen.head]
+    if len(screen.queries) > 1:
+        added = f"seen[{about.name!r}].tile(query, {columns}{what})[0, {head}]"
+        lines.append(f"cells = sum({added} for query in {list(screen.queries)})")
+    else:
+        lines.append(f"cells = seen[{about.name!r}].tile({rows}, {columns}{what})[0, {head}]")
     lines.append("print(cells)")
+    if screen.effects and target is not None:
+        given = f'{{"ids": ids[:, : {target[2] + 1}], "last": 1}}, sl.targets.logit({_tokens(target)})'
+        done = f"effects = sl.effects(model, {given}{_heads(run)})"
+        lines += ["with sl.edit(model) as edits:", *changes, f"    {done}"] if edits else [done]
+        lines.append("print(effects)")
     return "\n".join(lines) + "\n"
+
+
+def _heads(run: Run) -> str:
+    """Which heads are taken out: those that the edits have left, and the run has."""
+    rest = left(run)
+    layers, heads = (sorted({pair[i] for pair in rest}) for i in (0, 1))
+    every = [(layer, head) for layer in layers for head in heads]
+    gone = sorted(set(every) - set(rest))
+    if not gone and layers == list(range(len(layers))):
+        return ""
+    without = f" if (layer, head) not in {gone}" if gone else ""
+    return f", heads=[(layer, head) for layer in {layers} for head in {heads}{without}]"
+
+
+def _tokens(target: tuple[int, int | None, int]) -> str:
+    return str(target[0]) if target[1] is None else f"{target[0]}, than={target[1]}"

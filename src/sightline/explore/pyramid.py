@@ -153,7 +153,9 @@ class Pyramid:
                 yield partial(overview.fill, self.sight, i, j)
 
     def _source(self, levels: Levels, y: int, x: int, pool: str) -> Overview | None:
-        """The overview a tile is made from, if it is."""
+        """The overview a tile is made from, if it is. Single cells are those of `sight.tile`, where there are any."""
+        if self.exact and levels == (0, 0):
+            return None
         if self.stored is not None and _covers(self.stored, levels, pool):
             return self.stored
         if self.fine is not None and _covers(self.fine, levels, pool):
@@ -184,7 +186,9 @@ class Pyramid:
         return Plan(estimate.steps(), lambda: self._finish(levels, rows, columns, pool, estimate.values()), True)
 
     def _picture(self, rows: slice, columns: slice, cell: tuple[int, int], reduce: str) -> np.ndarray:
-        """Sums or maxima of bins from q and k, kept nowhere."""
+        """Sums or maxima of bins from q and k, kept nowhere. A cell is the same here as in any row and any tile."""
+        if cell == (1, 1):
+            return self.sight.tile(rows, columns, of=self.of)[0].to(torch.float32).numpy()
         request = Picture(rows=rows, columns=columns, cell=cell, reduce=reduce, of=self.of)
         found = self.sight.compute([request])[request]
         return found[0].to(torch.float32).numpy()

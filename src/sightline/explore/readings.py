@@ -89,6 +89,8 @@ def _has(sight: Any, of: str) -> bool:
 
 def why_not(run: Run, models: Any) -> str | None:
     """Why the server cannot read a run once more; None if it can."""
+    if (models is None or run.model not in models) and run.origin == "notebook":
+        return "its model is not at hand: explorer(seen, model=model), or sl.watch(model, influence=True, keep_qk=True)"
     if models is None or run.model not in models:
         return "its model is not at hand: sl.watch(model, influence=True, keep_qk=True), seen.backward(y), seen.save(…)"
     ids = getattr(run.account, "ids", None) or []
@@ -168,7 +170,9 @@ def find(run: Run, key: str, of: str) -> Run | None:
     kept = run.readings.get((key, of))
     if kept is not None:
         return kept
-    if key == OWN and of in own(run):
+    if key == OWN:
+        if of not in own(run):
+            return None
         account: Any = run.account
     elif (other := next((one for (name, _), one in run.readings.items() if name == key), None)) is not None:
         account = other.account

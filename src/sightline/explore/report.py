@@ -2,8 +2,9 @@
 
 It holds every head's thumbnail and portrait, the tokens, and the maps of heads: of a short text all of them with their
 exact weights; of a longer one those of the most interesting heads, in at most 512 bins a side, as bytes on a
-logarithmic scale that are right to 3.3 %, with the exact weights of the eight strongest keys of every query. What it
-lacks (steps, rollout, exact cells of long maps) it says.
+logarithmic scale that are right to 3.3 %, with the exact weights of the eight strongest keys of every query. Readings
+of a short text that were made are in it too, cell by cell; so are the picture of a vision model, bookmarks, and what
+was written. What it lacks (steps, rollout, exact cells of long maps) it says.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.explore import bookmarks, measures, readings, thumbs
+from sightline.explore import bookmarks, images, measures, readings, thumbs
 from sightline.explore.links import first_head, link_of
 from sightline.explore.overview import COARSE, TRACK, overview_level
 from sightline.explore.page import STATIC, asset
@@ -26,8 +27,9 @@ from sightline.explore.run import Run
 LARGEST = 20_000_000
 # Bytes for the maps of chosen heads; tokens, thumbnails and the page itself need the rest.
 FOR_HEADS = 10_000_000
-# And for exact weights, where those of all heads fit into it.
+# And for exact weights, where those of all heads fit into it; and for all readings together.
 FOR_EXACT = 4_000_000
+FOR_READINGS = 8_000_000
 TOP = 8
 # Links are looked for in every head of a short text, and only in chosen heads of a long one.
 SHORT = 512
@@ -66,6 +68,48 @@ def report(run: Run, static: Path = STATIC) -> bytes:
 
 
 def _data(run: Run) -> dict[str, Any]:
+    base = run if run.base is None else run.base
+    made = _made(base, run)
+    if run.base is not None and not made:
+        raise InputError(
+            "a report of a reading holds every cell, and this run has too many",
+            expected=f"at most {FOR_EXACT * 3 // 16:,} cells in all heads",
+            got=f"{_cells(base):,}",
+            hint="a shorter text, or the report of what was looked at",
+        )
+    found = _numbers(base)
+    labels, memory = base.labels, base.memory_labels
+    return {
+        "format": 3,
+        **found,
+        "tokens": {"texts": labels.texts, "kinds": labels.kinds},
+        "memory": None if memory is None else {"texts": memory.texts, "kinds": memory.kinds},
+        "readings": [_numbers(one) for one in made],
+        "kept": _kept(base, run),
+    }
+
+
+def _made(base: Run, first: Run) -> list[Run]:
+    """The readings of a run that are there, as many as fit: the one that is asked for first, then the newest."""
+    if not _is_exact(base):
+        return []
+    made = [] if first is base else [first]
+    for key in dict.fromkeys([*(key for key, _ in reversed(base.readings)), readings.OWN]):
+        both = (readings.find(base, key, of) for of in readings.SHOWN)
+        made += [one for one in both if one is not None and one is not first]
+    return made[: max(1 if first is not base else 0, FOR_READINGS // (_cells(base) * 16 // 3 + 1))]
+
+
+def _cells(run: Run) -> int:
+    return sum(layer.heads * layer.queries * layer.keys for layer in run.layers)
+
+
+def _is_exact(run: Run) -> bool:
+    return 4 * _cells(run) * 4 / 3 <= FOR_EXACT  # four bytes a cell, as text
+
+
+def _numbers(run: Run) -> dict[str, Any]:
+    """What is known of the heads of a run, or of a reading of one."""
     about = readings.about(run)
     most = None if run.base is None else readings.most(run)
     pictures = [
@@ -77,16 +121,7 @@ def _data(run: Run) -> dict[str, Any]:
     first = first_head(base, measured)
     order = [first, *(place for place in measures.ranked(measured) if place != first)]
     heads: dict[str, dict[str, Any]] = {}
-    spent = 0
-    cells = sum(layer.heads * layer.queries * layer.keys for layer in run.layers)
-    exact = 4 * cells * 4 / 3 <= FOR_EXACT  # four bytes a cell, as text
-    if most is not None and not exact:
-        raise InputError(
-            "a report of a reading holds every cell, and this run has too many",
-            expected=f"at most {FOR_EXACT * 3 // 16:,} cells in all heads",
-            got=f"{cells:,}",
-            hint="a shorter text, or the report of what was looked at",
-        )
+    spent, exact = 0, _is_exact(run)
     for layer, head in order:
         found = _head(run, layer, head, exact)
         size = sum(len(value) for value in found.values() if isinstance(value, str))
@@ -104,25 +139,22 @@ def _data(run: Run) -> dict[str, Any]:
         "complete": True,
     }
     return {
-        "format": 2,
         "info": {"state": "done", **about, "growing": False},
-        "tokens": {"texts": run.labels.texts, "kinds": run.labels.kinds},
-        "memory": None
-        if run.memory_labels is None
-        else {"texts": run.memory_labels.texts, "kinds": run.memory_labels.kinds},
         "portraits": portraits if run.base is None else readings.portraits(run, portraits),
         "thumbs": _packed(np.concatenate([p.reshape(-1) for p in pictures])),
         "heads": heads,
-        "kept": _kept(run),
     }
 
 
-def _kept(run: Run) -> dict[str, Any]:
-    """What is known beside the maps: bookmarks, and what the model wrote."""
-    written = run.meta.get("written")
+def _kept(base: Run, shown: Run) -> dict[str, Any]:
+    """What is known beside the maps: the picture, bookmarks, what the model wrote, and which reading was asked for."""
+    written = base.meta.get("written")
+    picture = images.embedded(base)
     return {
-        "marks": bookmarks.read(run if run.base is None else run.base),
+        "marks": bookmarks.read(base),
         **({} if written is None else {"written": written}),
+        **({} if picture is None else {"picture": picture}),
+        **({} if shown is base else {"shown": shown.id}),
     }
 
 

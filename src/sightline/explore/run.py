@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sightline.errors import InputError
-from sightline.explore import labels
+from sightline.explore import labels, parts
 from sightline.explore.cache import Cache
 from sightline.explore.changes import read
 from sightline.explore.head_view import HeadView, tile_of
@@ -71,10 +71,13 @@ class Run:
     spans: Sequence[Sequence[int]] | None = None  # where in the text each token stands
     cleanup: Callable[[], None] | None = None
     folder: Path | None = None  # of a saved run
+    picture: bytes | None = None  # that a vision model was given, where it lies in no folder
+    named: str | None = None  # what it is called, where its text does not say it
     marks: list[dict[str, Any]] = field(default_factory=list)  # bookmarks, where there is no folder
     of: str = "weights"  # what its cells are
     base: Run | None = None  # of a reading: the run that is read
     readings: dict[tuple[str, str], Run] = field(default_factory=dict)  # by what for, and of what
+    effects: dict[str, dict[str, Any]] = field(default_factory=dict)  # of all heads, by what for
     layers: list[Layer] = field(init=False)
     labels: Labels = field(init=False)
     memory_labels: Labels | None = field(init=False)
@@ -85,6 +88,8 @@ class Run:
         numbers = _numbers(self.account)
         self.layers = [_layer(i, numbers[i], name, self.account) for i, name in enumerate(self.account.layers)]
         self.labels = labels.read(self.tokens)
+        for i in self._patches:
+            self.labels.kinds[i] = 0  # names of places, whatever the words around them are glued by
         if self.text is not None and self.spans is not None:
             self.labels = labels.placed(self.labels, self.text, self.spans)
         self.memory_labels = None if self.memory is None else labels.read(self.memory)
@@ -98,6 +103,14 @@ class Run:
     def unseen(self) -> dict[str, str]:
         """What attended without being caught: modules and reasons."""
         return getattr(self.account, "unseen", {})
+
+    @property
+    def _patches(self) -> range:
+        """The tokens that are patches of a picture."""
+        grid, first = getattr(self.account, "grid", None), getattr(self.account, "first", None)
+        if grid is None or first is None:
+            return range(0)
+        return range(first, min(first + grid.rows * grid.columns, len(self.tokens)))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -156,7 +169,7 @@ class Run:
     @property
     def whole_text(self) -> str:
         """The text as it was given, or as its tokens have it."""
-        return self.text if self.text is not None else _joined(self.labels, len(self.labels.texts))
+        return self.text if self.text is not None else _joined(self.labels, len(self.labels.texts), self._patches)
 
     def close(self) -> None:
         """Remove what the run has on disk, if that was made for it alone."""
@@ -165,12 +178,12 @@ class Run:
 
     def about(self) -> dict[str, Any]:
         """The run as JSON."""
-        text = self.text if self.text is not None else _joined(self.labels)
+        text = self.text if self.text is not None else _joined(self.labels, skip=self._patches)
         return {
             "id": self.id,
             "model": self.model,
             "origin": self.origin,
-            "title": self._changed + text[:80],
+            "title": self._changed + (self.named or text)[:80],
             "text": text[:20_000],
             "tokens": len(self.tokens),
             "memory_tokens": None if self.memory is None else len(self.memory),
@@ -231,33 +244,36 @@ def _layer(index: int, number: int, name: str, account: Account) -> Layer:
     )
 
 
-def as_run(id: str, seen: Seen, **about: Any) -> Run:
-    """A watched run as the explorer shows it."""
-    tokens, memory = seen.tokens, seen.memory_tokens
-    sight = seen[0]
+def as_run(id: str, seen: Seen, part: int = 0, **about: Any) -> Run:
+    """A watched run as the explorer shows it, or one of its parts."""
     batch = about.get("batch", 0)
-    names = tokens[batch] if tokens else [""] * sight.shape[-2]
+    found = parts.parts(seen, batch)[part]
     meta = seen.meta
     return Run(
         id,
-        seen,
-        names,
-        memory=memory[batch] if memory else None,
+        found.account,
+        found.tokens,
+        memory=found.memory,
         model=meta.get("name") or meta.get("model"),
-        text=meta.get("text"),
-        spans=meta.get("spans"),
+        text=found.text,
+        spans=meta.get("spans") if found.text else None,
+        named=found.named,
         **about,
     )
 
 
 def runs_of(seen: Seen, most: int | None = None, **about: Any) -> list[Run]:
-    """A run for every text of a watched batch, or for the first of them, named by what it holds."""
+    """A run for every text of a watched batch, or for the first of them, named by what it holds.
+
+    A model of images and texts has one for each, as they are sequences of different tokens.
+    """
     runs = []
     for batch in range(seen[0].shape[0])[:most]:
-        tokens = seen.tokens[batch] if seen.tokens else []
-        id = content_id(seen, tokens, batch, {"name": seen.meta.get("name")})
-        runs.append(as_run(id, seen, batch=batch, **about))
-    return runs
+        for number, part in enumerate(parts.parts(seen, batch)):
+            tokens = seen.tokens[batch] if seen.tokens else []
+            id = content_id(part.account, tokens, batch, {"name": seen.meta.get("name")})
+            runs.append(as_run(id, seen, number, batch=batch, **about))
+    return runs[:most]
 
 
 def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mapping[str, Any]) -> str:
@@ -271,9 +287,9 @@ def content_id(account: Account, tokens: Sequence[str], batch: int, about: Mappi
     return digest.hexdigest()[:16]
 
 
-def _joined(tokens: Labels, most: int = 4000) -> str:
+def _joined(tokens: Labels, most: int = 4000, skip: range = range(0)) -> str:
     parts: list[str] = []
-    for text, kind in zip(tokens.texts[:most], tokens.kinds[:most], strict=True):
-        if not kind & labels.SPECIAL:
+    for i, (text, kind) in enumerate(zip(tokens.texts[:most], tokens.kinds[:most], strict=True)):
+        if not kind & labels.SPECIAL and i not in skip:
             parts.append(text if kind & labels.GLUED or not parts else f" {text}")
     return "".join(parts).strip()

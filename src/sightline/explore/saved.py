@@ -32,6 +32,7 @@ class SavedRun:
     about: dict[str, Any]
     path: Path
     batch: int
+    part: int = 0
 
     @property
     def id(self) -> str:
@@ -43,7 +44,7 @@ class SavedRun:
             return _sight_run(self.path, OneSight(self.path), self.batch)
         seen = _load(self.path)
         about = {"origin": plain(self.path.name), "batch": self.batch, "growing": not seen.complete}
-        return as_run(self.id, seen, folder=self.path, **about)
+        return as_run(self.id, seen, self.part, folder=self.path, **about)
 
 
 class OneSight:
@@ -113,11 +114,12 @@ def _runs(path: Path) -> list[SavedRun]:
     else:
         seen = _load(path)
         made = runs_of(seen, origin=plain(path.name), growing=not seen.complete)
-    runs = []
+    runs: list[SavedRun] = []
     for run in made:
         about = run.summary()
         about["title"] = about["title"] or run.origin
-        runs.append(SavedRun(about, path, run.batch))
+        part = sum(other.batch == run.batch for other in runs)
+        runs.append(SavedRun(about, path, run.batch, part))
     return runs
 
 

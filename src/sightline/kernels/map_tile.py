@@ -113,31 +113,31 @@ def pooled(acc_0, acc_1, pixel_0, pixel_1, first_pixel, AT_ONCE: tl.constexpr, P
         return tl.dot(acc_1, ones_1.to(tl.float32), acc=found, input_precision="ieee")
     else:
         ones_0, ones_1 = ones_0.to(tl.bfloat16), ones_1.to(tl.bfloat16)
-        high_0, high_1 = _upper(acc_0), _upper(acc_1)
-        high = tl.dot(_as_bfloat16(high_1), ones_1, acc=tl.dot(_as_bfloat16(high_0), ones_0))
+        high_0, high_1 = upper(acc_0), upper(acc_1)
+        high = tl.dot(as_bfloat16(high_1), ones_1, acc=tl.dot(as_bfloat16(high_0), ones_0))
         rest_0, rest_1 = acc_0 - high_0, acc_1 - high_1
         if PARTS == 3:
-            high_0, high_1 = _upper(rest_0), _upper(rest_1)
-            high += tl.dot(_as_bfloat16(high_1), ones_1, acc=tl.dot(_as_bfloat16(high_0), ones_0))
+            high_0, high_1 = upper(rest_0), upper(rest_1)
+            high += tl.dot(as_bfloat16(high_1), ones_1, acc=tl.dot(as_bfloat16(high_0), ones_0))
             rest_0, rest_1 = rest_0 - high_0, rest_1 - high_1
-        low = tl.dot(_as_bfloat16(_rounded(rest_0)), ones_0)
-        return high + tl.dot(_as_bfloat16(_rounded(rest_1)), ones_1, acc=low)
+        low = tl.dot(as_bfloat16(rounded(rest_0)), ones_0)
+        return high + tl.dot(as_bfloat16(rounded(rest_1)), ones_1, acc=low)
 
 
 @triton.jit
-def _upper(x):
+def upper(x):
     """The part of a number that the upper half of its bits holds."""
     return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _rounded(x):
+def rounded(x):
     """A number whose upper half is the nearest one."""
     return (x.to(tl.int32, bitcast=True) + 32768).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _as_bfloat16(x):
+def as_bfloat16(x):
     return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 

@@ -100,7 +100,7 @@ class Answers(Facts):
         extra, call = self.extra, self.call
         if extra.along is None:
             if extra.v is None or extra.grad is None:
-                raise no_influence()
+                raise no_influence(extra)
             self._extra_unchanged.check(("v", "grad"))
             call = self._readable("the influence of rows")
             sizes = call.sizes._replace(value_dim=extra.v.shape[-1])

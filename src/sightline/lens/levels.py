@@ -36,15 +36,28 @@ _HEIGHT, _WIDTH = 256, 1024
 class Levels:
     """The numbers of all rows of a call, and what was measured of them."""
 
-    def __init__(self, call: Call, row: Tensor) -> None:
-        """`row` `[*batch, heads, queries]`: the lse of the keys alone; for the other normalisers the visible keys."""
+    def __init__(self, call: Call, row: Tensor, fine: bool = False) -> None:
+        """`row` `[*batch, heads, queries]`: the lse of the keys alone; for the other normalisers the visible keys.
+
+        `fine`: products are made in float64 and then rounded, so that a score does not depend on the rectangle it is
+        computed in. (A matrix product adds up in an order that depends on its shape.)
+        """
         self.call, self.row = call, row
+        self.fine = fine and call.device.type != "mps"  # which has no float64
         self._large: Tensor | None = None  # which rows are to be measured
         self._where: np.ndarray | None = None  # which queries have such rows
         self._rest: Tensor | None = None
         self._known: np.ndarray | None = None  # of which queries the rest is measured
         self._taken: Tensor | None = None
+        self._finer: Levels | None = None
         self.on_gpu: Any = None  # what the kernels measured
+
+    @property
+    def finer(self) -> Levels:
+        """The same rows, with products in float64."""
+        if self._finer is None:
+            self._finer = self if self.call.q.dtype == torch.float64 else Levels(self.call, self.row, fine=True)
+        return self._finer
 
     @property
     def limit(self) -> float:
@@ -128,6 +141,11 @@ class Levels:
         assert self._rest is not None
         return self._rest[..., rows]
 
+    def scaled(self, rows: slice) -> Tensor:
+        """A band of queries times the scale, as the products take them."""
+        found = scaled_rows(self.call, rows)
+        return found.double() if self.fine else found
+
     def measure(self, q_rows: Tensor, rows: slice, columns: list[Columns]) -> Tensor:
         """What the rows of a band lack, by the tiles that it is seen in."""
         number = level_of(self.row[..., rows, None])
@@ -144,7 +162,7 @@ class Levels:
         if call.mask is not None:
             kinds = call.mask.kinds(np.array([band.start, band.stop]), sides, s.queries, s.keys)[0].tolist()
         columns = [Columns(span, kind != FULL) for span, kind in zip(spans(sides), kinds, strict=True) if kind != EMPTY]
-        return self.measure(scaled_rows(call, band), band, columns)
+        return self.measure(self.scaled(band), band, columns)
 
 
 def level_of(number: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from sightline.lens import geometry, pictures
 from sightline.lens.by_map import by_map, is_worth_it
 from sightline.lens.cpu import plan as cpu_plan
 from sightline.lens.gpu import plan as gpu_plan
-from sightline.lens.gpu import trial
+from sightline.lens.gpu import reading_trial, trial
+from sightline.lens.gpu import readings as gpu_readings
 from sightline.lens.job import Allowed, Between, Job, Weighted
 from sightline.lens.readings import SIGNED, Extra, Reader, times_sizes
 from sightline.lens.requests import Picture, Request, Top, of_what
@@ -72,7 +73,14 @@ def _of_weights(request: Asked) -> Asked:
 
 
 def _readings(levels: Levels, job: Job, extra: Extra) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
-    """By a walk over all maps at once, or on a CPU over each map by itself, side by side."""
+    """By kernels where they can; else by a walk over all maps at once, on a CPU over each by itself, side by side."""
+    if gpu_readings.takes(levels, extra):
+        mine, rest = gpu_readings.split(levels, job)
+        if any(mine) and reading_trial.passed(levels.call, mine, extra, gpu_readings.run, _by_walk):
+            both = gpu_readings.run(levels, mine, extra)
+            if both is not None:
+                left = _by_walk(levels, rest, extra)[0] if any(rest) else {}
+                return both[0] | left, both[1]
     if not is_worth_it(levels.call):
         return _by_walk(levels, job, extra)
     return by_map(levels, job, extra, _by_walk)

@@ -38,6 +38,7 @@ _HOW = {
     "norms": "sl.look(q, k, v) or sl.observe(q, k, v)",
     "influence": "sl.look(q, k, v, grad=g), or sl.watch(model, influence=True, keep_qk=True) and seen.backward(y)",
 }
+_CALLED = "a model that calls F.scaled_dot_product_attention there: of that, output and values are known"
 
 
 class Extra(NamedTuple):
@@ -48,6 +49,7 @@ class Extra(NamedTuple):
     along: Tensor | None = None  # g_i . o_i, [*batch, heads, queries]
     sizes: Tensor | None = None  # the size of what key j carries in head h, [*batch, heads, keys]
     norms_of: str | None = None  # what these are the sizes of, in words
+    lacks: str | None = None  # why nothing of this is known of a watched layer, in words
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that are there, by name."""
@@ -88,24 +90,26 @@ def check_known(of: str, call: Call, extra: Extra) -> None:
             hint='of="influence", which any normaliser has',
         )
     if of == "norms" and extra.sizes is None and extra.v is None:
-        raise _unknown(of, "the values v, or the sizes of what keys carry", "neither")
+        raise _unknown(of, "the values v, or the sizes of what keys carry", "neither", extra.lacks)
     if of in SIGNED and (extra.v is None or extra.grad is None):
         names = [name for name in ("v", "grad") if getattr(extra, name) is None]
-        raise _unknown(of, "v and grad, the gradient of y by the heads' output", f"no {' and no '.join(names)}")
+        raise _unknown(
+            of, "v and grad, the gradient of y by the heads' output", f"no {' and no '.join(names)}", extra.lacks
+        )
 
 
-def _unknown(of: str, expected: str, got: str) -> InputError:
+def _unknown(of: str, expected: str, got: str, lacks: str | None) -> InputError:
     return InputError(
         f"{of} of cells is not known here",
         expected=f"a sight with {expected}",
-        got=got,
-        hint=_HOW["norms" if of == "norms" else "influence"],
+        got=got if lacks is None else lacks,
+        hint=_HOW["norms" if of == "norms" else "influence"] if lacks is None else _CALLED,
     )
 
 
-def no_influence() -> InputError:
+def no_influence(extra: Extra) -> InputError:
     """What is said where neither g.o nor what it is made of is known."""
-    return _unknown("influence", "v and grad, the gradient of y by the heads' output", "none")
+    return _unknown("influence", "v and grad, the gradient of y by the heads' output", "none", extra.lacks)
 
 
 def check_grad(grad: object, call: Call, v: Tensor | None, flat: bool = False) -> Tensor | None:
@@ -188,11 +192,12 @@ class Reader:
     """Makes readings of tiles of one call, a band of rows after the other.
 
     A tile's readings are written over by those of the next one. `together`: of one tile both influence and pull are
-    made, from one product.
+    made, from one product. `fine`: that is made in float64, and then rounded.
     """
 
-    def __init__(self, call: Call, extra: Extra, together: bool = True) -> None:
+    def __init__(self, call: Call, extra: Extra, together: bool = True, fine: bool = False) -> None:
         self.call, self.extra, self.together = call, extra, together
+        self._dtype = torch.float64 if fine else call.compute_dtype
         self._g: Tensor | None = None
         self._product: tuple[Seen | None, Tensor | None] = (None, None)  # of the last tile
         self._memory: Tensor | None = None
@@ -200,7 +205,7 @@ class Reader:
     def band(self, rows: slice) -> None:
         """A new band of rows begins."""
         grad = self.extra.grad
-        self._g = None if grad is None else fold(grad[..., rows, :], self.call.sizes).to(self.call.compute_dtype)
+        self._g = None if grad is None else fold(grad[..., rows, :], self.call.sizes).to(self._dtype)
 
     def tile(self, of: str, seen: Seen) -> Float[Tensor, "*batch heads rows columns"]:
         """A reading of the cells of one tile alone."""
@@ -239,6 +244,7 @@ class Reader:
                 found = unfold(torch.bmm(g, v.mT, out=out), self.call.sizes)
             else:
                 found = unfold(g @ v.mT, self.call.sizes)
+            found = found.to(self.call.compute_dtype)
             self._product = seen, found
         return found
 

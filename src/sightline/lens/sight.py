@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.backends.tiles import Columns, scaled_rows, score_tile
+from sightline.backends.tiles import Columns, score_tile
 from sightline.errors import InputError, InputTypeError
 from sightline.lens import geometry, store
 from sightline.lens.asked import Answers
@@ -191,6 +191,8 @@ class Sight(Answers):
     ) -> Float[Tensor, "*batch heads rows columns"]:
         """The exact weights of any rectangle of the map, or another reading of its cells.
 
+        Products are made in float64: a cell is the same in any rectangle, but for the last bit.
+
         >>> import sightline as sl
         >>> sl.look(torch.randn(9, 8), torch.randn(9, 8)).tile(slice(2, 5), slice(0, 9)).sum(-1).round()
         tensor([1., 1., 1.])
@@ -198,9 +200,9 @@ class Sight(Answers):
         call, band, span = self._rectangle("tile", rows, columns)
         self._know(check_of(of))
         with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
-            q_rows = scaled_rows(call, band)
-            seen = see(self._levels, q_rows, band, Columns(span, call.mask is not None))
-            return self._shaped(Reader(call, self.extra).tile(of, seen))
+            levels = self._levels.finer
+            seen = see(levels, levels.scaled(band), band, Columns(span, call.mask is not None))
+            return self._shaped(Reader(call, self.extra, fine=levels.fine).tile(of, seen))
 
     def scores(self, rows: slice | int, columns: slice | int) -> Float[Tensor, "*batch heads rows columns"]:
         """The scores of any rectangle of the map, after soft-cap, bias and mask: -inf where a cell is hidden.
@@ -211,7 +213,7 @@ class Sight(Answers):
         """
         call, band, span = self._rectangle("scores", rows, columns)
         with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
-            tile = score_tile(call, scaled_rows(call, band), band, Columns(span, call.mask is not None))
+            tile = score_tile(call, self._levels.finer.scaled(band), band, Columns(span, call.mask is not None))
         return self._shaped(tile.scores)
 
     def picture(
@@ -329,7 +331,7 @@ class Sight(Answers):
         cells = torch.Size(s.batch).numel() * s.heads * (band.stop - band.start) * (span.stop - span.start)
         require(
             "this tile",
-            3 * cells * call.compute_dtype.itemsize,
+            5 * cells * call.compute_dtype.itemsize,  # of a product in float64, and what is made of it
             self.device,
             "a smaller rectangle, or picture() for an overview",
         )

@@ -121,26 +121,39 @@ def lesson(page: Page) -> None:
         found = {aspect: search(model, make(pairs), len(pairs)) for aspect, (make, pairs, _) in ASPECTS.items()}
         page.keep(name, found)
         page.table(
-            ["aspect", "best head", "hits", "by chance, best of all", "held out", "weight", "of the other"],
+            ["aspect", "best head", "others as good", "hits", "best by chance", "held out", "weight", "of the other"],
             [_row(aspect, hits) for aspect, hits in found.items()],
-            caption="held out: the best head of one half of the words, tried with the other, and the other way round.",
+            caption="held out: the best head of one half of the words, tried with the other, and the other way round. "
+            "Weight: the mean on the word that has the aspect, and on the one that has not.",
         )
         page.text(in_words(name, found))
+        heads = {hits.best()[0]: None for hits in found.values()}
+        page.table(
+            ["head", *found],
+            [
+                [f"layer {layer} head {head}", *(f"{float(hits.rates[layer, head]):.0%}" for hits in found.values())]
+                for layer, head in heads
+            ],
+            caption="A head of its own? The same heads, asked all four questions. One that does not care has 50%.",
+        )
     page.heading("What this shows, and what not")
     page.text(
         """The head of minilm that takes a verb's subject, layer 3 head 1, is the one that seemed to know who `they`
-        were in the lesson `kids-and-lions`. There the first noun is the subject, and it goes there whoever left: from
-        `they` it finds the subject of the sentence, not the one who is meant.""",
-        """A head that prefers one kind of word may do so for another reason: words of a kind are alike in much else,
-        such as how frequent they are. And nearly every head does several things at once. The names that we give to
-        heads are ours; the counts say how far such a name carries.""",
+        were in the lesson `kids-and-lions`, and went to the first noun whoever left. There the first noun is the
+        subject too, so those sentences cannot tell which of the two it follows from `they`; from a verb, here, it is
+        the subject in both places.""",
+        """A head for one aspect would be right in its own question, and not care in the others. Few are like that: the
+        last tables show heads that are right in several, and several heads that are right in one. A head that prefers
+        one kind of word may also do so for another reason: words of a kind are alike in much else, such as how frequent
+        they are. And where the weights are a hundredth or so, a head prefers, but hardly looks. The names that we give
+        to heads are ours; the counts say how far such a name carries.""",
     )
 
 
 def in_words(name: str, found: dict[str, Hits]) -> str:
     """What is there, as strong as the numbers."""
     there = [
-        f"{aspect} (layer {layer} head {head})"
+        f"{aspect} (layer {layer} head {head}{_as_good(hits)})"
         for aspect, hits in found.items()
         if hits.holds
         for layer, head in hits.best()
@@ -153,6 +166,11 @@ def in_words(name: str, found: dict[str, Hits]) -> str:
     return told + (f" For {_list(not_there)} we found none." if not_there and there else "")
 
 
+def _as_good(hits: Hits) -> str:
+    others = hits.equals - 1
+    return f", and {others} other{'s' if others > 1 else ''} as good" if others else ""
+
+
 def _list(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
@@ -163,6 +181,7 @@ def _row(aspect: str, hits: Hits) -> list[Any]:
     return [
         aspect,
         f"layer {layer} head {head}",
+        hits.equals - 1,
         f"{round(hits.count * rate)} of {hits.count} ({rate:.0%})",
         f"{hits.by_chance()[0]:.0%}",
         ", ".join(f"{share:.0%}" for *_, share in hits.held_out()),

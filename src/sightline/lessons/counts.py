@@ -29,8 +29,14 @@ class Hits:
         return self.right.mean(0)
 
     def best(self, count: int = 1) -> list[tuple[int, int]]:
-        """The heads that are right most often, as (layer, head)."""
-        return [divmod(i, self.rates.shape[1]) for i in self.rates.flatten().topk(count).indices.tolist()]
+        """The heads that are right most often, as (layer, head); of equals the first."""
+        order = self.rates.flatten().argsort(descending=True, stable=True)[:count]
+        return [divmod(i, self.rates.shape[1]) for i in order.tolist()]
+
+    @property
+    def equals(self) -> int:
+        """How many heads are right as often as the best."""
+        return int((self.rates > self.rates.max() - 1e-6).sum())
 
     def by_chance(self) -> tuple[float, float]:
         """How often the best of all heads would be right if groups told nothing, and how probable a best like ours is.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sightline import targets
 from sightline.editing import edit
@@ -17,6 +19,8 @@ SOURCES = ("S1.1", "S3.5")
 TEXT = "When Mary and John went to the store, John gave a drink to"
 RIGHT, WRONG = " Mary", " John"
 HEAD = (23, 3)  # the head without which the answer changes most
+OTHER = (16, 5)  # one that looks there too
+NAMES = ("Mary", "John", "Anna", "Paul", "Sarah", "Tom")  # each one token
 
 
 def lesson(page: Page) -> None:
@@ -99,6 +103,7 @@ def lesson(page: Page) -> None:
         ways to the same answer, and take them when one is cut. A cut that changes nothing does not prove that the edge
         did nothing while it was there."""
     )
+    other_names(page, model, tokenizer)
     page.heading("Exercises: predict, then run")
     page.text(
         f"""1. Boost the edge instead: `edits.boost(4.0, keys={second}, queries=-1, heads=[{HEAD}])`. Will the answer
@@ -108,3 +113,51 @@ def lesson(page: Page) -> None:
         """3. `edits.force("uniform", heads=[(23, 3)])` makes the head an average again, as in the first lesson. What is
         left of the answer?""",
     )
+
+
+def other_names(page: Page, model: Any, tokenizer: Any) -> None:
+    """The same cut in the same sentence with other names: is it a property of the head, or of one sentence?"""
+    pairs = list(itertools.permutations(NAMES, 2))
+    frame = TEXT.replace(RIGHT, " {0}").replace(WRONG, " {1}")
+    ids = torch.tensor([tokenizer.encode(frame.format(*two)).ids for two in pairs])
+    right, wrong = (torch.tensor([tokenizer.encode(f" {two[i]}").ids[0] for two in pairs]) for i in (0, 1))
+    target = targets.logit(right, than=wrong)
+    second = int((ids[0] == wrong[0]).nonzero()[-1])
+    page.heading("With other names")
+    page.text(
+        f"""All of this was one sentence. {len(NAMES)} names make {len(pairs)} of them, `{" and ".join(pairs[1])}`,
+        `{" and ".join(pairs[2])}` and so on, all as long as this one. If the head does what we said, the same edge
+        matters in all of them. As a control, the same edge of a head that looks there too: layer {OTHER[0]} head
+        {OTHER[1]}. **Predict** both."""
+    )
+    answers: dict[str, Tensor] = {}
+    with torch.no_grad(), edit(model) as edits:
+        answers["nothing"] = target(model(ids))
+        for name, head in ((f"that edge of layer {at[0]} head {at[1]}", at) for at in (HEAD, OTHER)):
+            edits.cut(queries=-1, keys=second, heads=[head])
+            answers[name] = target(model(ids))
+            edits.clear()
+    page.keep("other names", answers)
+    plain, cut, control = answers.values()
+    page.table(
+        ["what was cut", "answer", "changed by", "least", "most"],
+        [
+            [
+                name,
+                _spread(value),
+                _spread(value - plain),
+                *sorted(((value - plain).min().item(), (value - plain).max().item()), key=abs),
+            ]
+            for name, value in answers.items()
+        ],
+        caption=f"Means over {len(pairs)} sentences, and their spread (standard deviation).",
+    )
+    more = int(((plain - cut) > (plain - control).abs()).sum())
+    page.text(
+        f"""In {more} of {len(pairs)} sentences the cut took more than the control did. It is still one frame of words,
+        and a head may do other things in others."""
+    )
+
+
+def _spread(values: Tensor) -> str:
+    return f"{float(values.mean()):.2f} ± {float(values.std()):.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,7 @@ ABOUT = {
     "minilm": "An encoder: every word sees the whole sentence.",
     "smollm2": "A decoder: a word sees only what stands in front of it.",
 }
+HALVES = 462  # ways to put twelve sentences into two halves
 SAME, OTHER = "#d95f02", "#5b6b8c"  # orange: the same meaning
 
 
@@ -159,7 +161,9 @@ def lesson(page: Page) -> None:
         never give the same vector, whatever the word means in them, so one number says nothing: we compare **all**
         pairs of the same meaning with **all** pairs of different meanings. Overlap is how often a pair of different
         meanings is more alike than a pair of the same: 0 means two clouds that are apart, 0.5 no difference. And
-        each sentence is asked whether it is, on average, nearer to the others of its own meaning: by chance 6 of 12."""
+        each sentence is asked whether it is, on average, nearer to the others of its own meaning: by chance 6 of 12.
+        Twelve sentences fall into two halves in 462 ways, and only one of them is by meaning: the last column counts
+        how many of the 462 overlap as little. If meaning did nothing, any number up to 462 would come up as often."""
     )
     for name, model in models.items():
         one_model(page, name, model)
@@ -176,20 +180,23 @@ def one_model(page: Page, name: str, model: nn.Module) -> None:
         page.keep(f"{name} {word}", vectors)  # [sentences, layers + 1, width]
         found[word] = [spread(vectors[:, at]) for at in range(vectors.shape[1])]
     layers = len(found["bank"]) - 1
+    shown = (0, layers // 2, layers)
+    halves = {(word, at): halves_as_good(page.results[f"{name} {word}"][:, at]) for word in found for at in shown}
     page.keep(f"{name} spreads", found)
+    page.keep(f"{name} halves", halves)
     page.table(
-        ["word", "after layer", "same meaning", "different", "overlap", "nearer to its own"],
+        ["word", "after layer", "same meaning", "different", "overlap", "nearer to its own", "halves as good"],
         [
-            [word, at, _mean(one.same), _mean(one.other), one.overlap, _own(one)]
+            [word, at, _mean(one.same), _mean(one.other), one.overlap, _own(one), halves[word, at]]
             for word, spreads in found.items()
-            for at in (0, layers // 2, layers)
+            for at in shown
             for one in [spreads[at]]
         ],
         digits=2,
         caption="Mean cosine of pairs, and its spread (standard deviation). Layer 0 is before the first layer.",
     )
     page.picture(
-        lambda: draw(found, (0, layers // 2, layers), name),
+        lambda: draw(found, shown, name),
         f"{name}: every pair of sentences is a dot. Orange: the same meaning; grey-blue: different ones.",
         width=60,
     )
@@ -200,27 +207,51 @@ def syntax(page: Page, name: str, model: nn.Module) -> None:
     """The same for a word whose part of speech is open."""
     vectors = states(model, [text for texts in LIKE.values() for text in texts], "like")
     clear = [i for i in range(12) if i not in (5, 11)]
-    middle = vectors.shape[1] // 2
-    rows = []
-    for at in (middle, vectors.shape[1] - 1):
-        x = vectors[:, at]
-        known = spread(x[clear])
-        to = alike(x, x)
-        how, fond = [i for i in clear if i < 6], [i for i in clear if i > 6]
-        lead = [float(to[i, fond].mean() - to[i, how].mean()) for i in (5, 11)]
-        rows.append([at, f"{known.own} of {known.count}", known.overlap, *lead])
-        page.keep(f"{name} like {at}", (known, lead))
+    how, fond = [i for i in clear if i < 6], [i for i in clear if i > 6]
+    rows, told = [], []
+    for at in (vectors.shape[1] // 2, vectors.shape[1] - 1):
+        known, to = spread(vectors[clear, at]), alike(vectors[:, at], vectors[:, at])
+
+        def lead(i: int, to: Tensor = to) -> float:
+            """How much nearer one is to the clear ones of the verb, itself left out."""
+            verb, comparison = ([j for j in group if j != i] for group in (fond, how))
+            return float(to[i, verb].mean() - to[i, comparison].mean())
+
+        leads = [sum(map(lead, group)) / 5 for group in (how, fond)] + [lead(5), lead(11)]
+        rows.append([at, f"{known.own} of {known.count}", known.overlap, *leads])
+        told.append(f"After layer {at} {_riddles(*leads)}.")
+        page.keep(f"{name} like {at}", (known, leads))
     page.text(
         """Sentences can be open too. In `Time flies like an arrow` the word `like` says how; in
         `Fruit flies like a banana` it is a verb, and looks like the other. Ten clear sentences, five of each, say
         where the two meanings lie; then we ask which of them the two riddles are nearer to."""
     )
     page.table(
-        ["after layer", "clear ones nearer to their own", "overlap", "Time flies like …", "Fruit flies like …"],
+        [
+            "after layer",
+            "clear ones nearer to their own",
+            "overlap",
+            "clear: how",
+            "clear: fond of",
+            "Time …",
+            "Fruit …",
+        ],
         rows,
         digits=3,
-        caption="The last two: how much nearer to the verb, above 0, or to the comparison, below 0.",
+        caption="The last four: how much nearer to the verb, above 0, or the comparison, below 0; means of the clear.",
     )
+    page.text(" ".join(told) + " These are two sentences: they say what is so, and not what is usual.")
+
+
+def _riddles(how: float, fond: float, time: float, fruit: float) -> str:
+    """Where the riddles lie: with a meaning if they lean there at least a quarter as far as its clear sentences."""
+    if not how < 0 < fond:
+        return "both kinds of clear ones lean the same way, and nothing can be said of the riddles"
+    first, second = (
+        "with the comparison" if lead < how / 4 else "with the verb" if lead > fond / 4 else "between the two"
+        for lead in (time, fruit)
+    )
+    return f"both riddles lie {first}" if first == second else f"`Time` lies {first}, and `Fruit` {second}"
 
 
 def conclusion(results: dict[str, Any]) -> str:
@@ -237,11 +268,28 @@ def conclusion(results: dict[str, Any]) -> str:
             f" the overlap is {at_middle:.2f} on average there, and {at_end:.2f} after the last layer."
         )
     return (
-        " ".join(told) + " So context does move a word apart by its meaning, in all four words and in both models. But"
-        " it has not become two words: cosines of different meanings stay high, and some pairs of different meanings"
-        " are more alike than some of the same. Beware of the first rows, too: in minilm positions are in the vectors"
-        " before the first layer, and where the sentences of one meaning are alike in length, as with `match`, place"
-        " alone sets them apart a little."
+        " ".join(told)
+        + _moved(results)
+        + " But it has not become two words: cosines of different meanings stay high, and some pairs of different"
+        " meanings are more alike than some of the same. Beware of the first rows, too: in minilm positions are in the"
+        " vectors before the first layer, and where the sentences of one meaning are alike in length, as with `match`,"
+        " place alone sets them apart a little."
+    )
+
+
+def _moved(results: dict[str, Any]) -> str:
+    """Whether meaning moved the word apart, by the halves that are as good: at most one in twenty."""
+    most = {at[0]: 0 for at in results["minilm halves"]}
+    for name in ABOUT:
+        for (word, layer), count in results[f"{name} halves"].items():
+            most[word] = max(most[word], count if layer else 0)
+    moved = [word for word, count in most.items() if count <= HALVES / 20]
+    if len(moved) < len(most):
+        return f" So context moves {', '.join(moved) or 'none of the words'} apart by meaning, and not the others."
+    return (
+        " So context does move a word apart by its meaning, in all four words and in both models: of"
+        f" {HALVES} halves of the sentences at most {max(most.values())} overlap as little as the two meanings, in all"
+        " rows but those before the first layer."
     )
 
 
@@ -254,6 +302,24 @@ def spread(vectors: Tensor) -> Spread:
     others = ~torch.eye(count, dtype=torch.bool)
     own = sum(int(table[i, same[i] & others[i]].mean() > table[i, ~same[i]].mean()) for i in range(count))
     return Spread(table[same & pairs], table[~same & pairs], own, count)
+
+
+def halves_as_good(vectors: Tensor) -> int:
+    """In how many of all ways to put vectors into two halves the halves overlap as little as the first and the second.
+
+    >>> halves_as_good(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.1, 0.9], [0.0, 1.0]]))
+    1
+    """
+    count = len(vectors)
+    one, other = torch.triu_indices(count, count, 1)
+    cosines = alike(vectors, vectors)[one, other]
+    above = (1 + (cosines[:, None] - cosines).sign()) / 2  # [pairs, pairs]
+    # The first vector is always in the first half; the ways begin with the one that is given.
+    chosen = torch.tensor([(0, *rest) for rest in itertools.combinations(range(1, count), count // 2 - 1)])
+    halves = torch.zeros(len(chosen), count, dtype=torch.bool).scatter(1, chosen, True)
+    same = (halves[:, one] == halves[:, other]).to(above.dtype)
+    overlaps = ((1 - same) @ above * same).sum(1) / ((1 - same).sum(1) * same.sum(1))
+    return int((overlaps <= overlaps[0] + 1e-9).sum())
 
 
 def draw(found: dict[str, list[Spread]], layers: Sequence[int], name: str) -> Figure:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sightline import plots
 from sightline.lessons.page import Page
-from sightline.lessons.references import NOUNS, VERBS, Found, search, sentences
+from sightline.lessons.references import LINKS, NOUNS, VERBS, Found, search, sentences, together
 from sightline.models.loading import load
 from sightline.steps import explain
 
@@ -77,8 +77,49 @@ def lesson(page: Page) -> None:
         ],
         caption=f"Back to the four sentences, none of which chose it: layer {layer} head {head} of smollm2.",
     )
+    turn_round(page, models, results)
     page.heading("What this shows, and what not")
-    page.text(conclusion(results))
+    page.text(conclusion({name: page.results[f"{name} both"] for name in models}, results))
+
+
+def turn_round(page: Page, models: dict[str, nn.Module], results: dict[str, Found]) -> None:
+    """The same sentences with `because`, which turns the reference round and leaves all else as it was."""
+    layer, head = results["smollm2"].best()[0]
+    page.heading("One more control: because")
+    mine = sentences(link=LINKS[1])[0].text
+    page.text(
+        f"""Does layer {layer} head {head} of smollm2 know whom `{WORD}` stands for, or something that only went
+        together with it? In all these sentences the one who acts is the one who **feels**: who fears, and who is
+        scared. `because` parts the two. `{mine}` Now `{WORD}` are the other ones, those who gave the reason; who feels
+        is the same as before. (A decoder has seen no more than `because {WORD}`, and before no more than `so {WORD}`:
+        right is what a reader expects there, from the verb and that one small word.) **Predict**: what will the head
+        do?"""
+    )
+    for name, model in models.items():
+        so, because = results[name], search(model, link=LINKS[1])
+        both = together(so, because)
+        page.keep(f"{name} because", because)
+        page.keep(f"{name} both", both)
+        heads = list(dict.fromkeys(found.best()[0] for found in (so, because, both)))
+        page.table(
+            ["layer", "head", "with so", "with because", f"of all {both.count}"],
+            [[*at, *(f"{float(found.rates[at]):.0%}" for found in (so, because, both))] for at in heads]
+            + [["the best of all", "by chance", *(f"{found.by_chance()[0]:.0%}" for found in (so, because, both))]],
+            caption=f"{name}: hits of the best head with `so`, with `because`, and over both, as far as they differ.",
+        )
+        _heat_of(page, f"{name}, `so` and `because`", both)
+
+
+def _heat_of(page: Page, name: str, found: Found) -> None:
+    layers, heads = found.rates.shape
+    page.heat(
+        (found.rates - 0.5).round(decimals=2),
+        [f"layer {i}" for i in range(layers)],
+        [str(h) for h in range(heads)],
+        digits=2,
+        largest=0.5,
+        caption=f"{name}: the share of hits less one half. 0.50 would be right always, -0.50 wrong always.",
+    )
 
 
 def control(page: Page, name: str, model: nn.Module) -> None:
@@ -108,6 +149,7 @@ def hits(page: Page, name: str, found: Found) -> None:
     """The table of hits of one model."""
     layers, heads = found.rates.shape
     expected, probability = found.by_chance()
+    changes = 2 ** len(found.right)  # of groups
     page.keep(f"{name} found", found)
     page.table(
         ["layer", "head", "hits", "share", "looks at the first noun", "mean weight, right", "other"],
@@ -124,43 +166,45 @@ def hits(page: Page, name: str, found: Found) -> None:
         ],
         caption=f"{name}: the heads with most hits, of {layers * heads}.",
     )
-    page.heat(
-        (found.rates - 0.5).round(decimals=2),
-        [f"layer {i}" for i in range(layers)],
-        [str(h) for h in range(heads)],
-        digits=2,
-        largest=0.5,
-        caption=f"{name}: the share of hits less one half. 0.50 would be right always, -0.50 wrong always.",
-    )
+    _heat_of(page, f"{name}, `so`", found)
     tested = " and ".join(f"layer {layer} head {head}, {share:.0%}" for layer, head, share in found.held_out())
     page.text(
         f"""By chance a head is right in half of them. But we took the best of {layers * heads}: if the verbs told
-        nothing, the best would still have {expected:.0%}, as changing the two verbs of a pair at random shows, and a
-        best like this one would come up in {probability:.2%} of all such changes. A second guard: the head that is best
+        nothing, the best would still have {expected:.0%}. That is the mean over all {changes:,} ways to let the two
+        verbs of some pairs change places, with the best head taken each time; a best like this one came up in
+        {round(probability * changes)} of them, and one of them is the real one. A second guard: the head that is best
         with one half of the verbs, tried with the other half, and the other way round: {tested}."""
     )
 
 
-def conclusion(results: dict[str, Found]) -> str:
-    """As strong as the numbers are."""
+def conclusion(results: dict[str, Found], so: dict[str, Found]) -> str:
+    """As strong as the numbers are: over both kinds of sentences, and what became of the best with `so` alone."""
     told = []
     for name, found in results.items():
-        (layer, head), (expected, _) = found.best()[0], found.by_chance()
-        rate, first = float(found.rates[layer, head]), float(found.first[layer, head])
+        (layer, head), (expected, _), first = found.best()[0], found.by_chance(), so[name]
+        rate = f"{float(found.rates[layer, head]):.0%} against {expected:.0%} for the best by chance"
         if found.holds:
+            told.append(f"In {name} layer {layer} head {head} follows the reference with `so` and `because`: {rate}.")
+            continue
+        told.append(
+            f"In {name} **no head follows the reference**: the best over both, layer {layer} head {head}, {rate}."
+        )
+        at = first.best()[0]
+        if first.holds:
+            share, other = float(first.rates[at]), 2 * float(found.rates[at]) - float(first.rates[at])
             told.append(
-                f"In {name} layer {layer} head {head} does follow the reference in these sentences: {rate:.0%} against"
-                f" {expected:.0%} for the best by chance, with verbs that did not choose it too."
+                f"Its layer {at[0]} head {at[1]}, right in {share:.0%} with `so`, far above chance and with verbs that"
+                f" did not choose it too, is right in {other:.0%} with `because`, less than half: it goes"
+                " to **who feels** rather, and that happened to be whom `they` stood for. One more control, and a"
+                " finding has another name."
             )
         else:
-            told.append(
-                f"In {name} **no head follows the reference**: the best, layer {layer} head {head}, is right in"
-                f" {rate:.0%} and goes to the first noun in {first:.0%}. There is a trace of the verb in it, no more."
-            )
+            told.append(f"The best with `so` alone had {float(first.rates[at]):.0%}.")
     return (
-        " ".join(told) + " It is one kind of sentence, with one kind of verb; and a weight says where a head takes its"
-        " values from, not that the model's answer rests on it: see"
-        " the lessons `three-readings` and `cutting`."
+        " ".join(told) + " Above chance, a head has something to do with the reference; to follow it, we ask that it be"
+        " right in three of four. It is one kind of sentence, with one kind of verb; the reference may well be spread"
+        " over several heads; and a weight says where a head takes its values from, not that the model's answer rests"
+        " on it: see the lessons `three-readings` and `cutting`."
     )
 
 

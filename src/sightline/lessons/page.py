@@ -213,7 +213,7 @@ class Grid:
             console.print(_rich(self.caption), style="dim")
 
     def _numbers(self, column: int) -> bool:
-        return all(row[column][-1:].isdigit() for row in self.rows if row[column])
+        return all(row[column].rstrip("%")[-1:].isdigit() for row in self.rows if row[column])
 
 
 @dataclass(frozen=True)

@@ -42,21 +42,26 @@ def order(page: Page) -> None:
     position = Sinusoidal(WIDTH)
     with_order = attention(*[position(x)] * 3)
     with_order_backwards = attention(*[position(x[turn])] * 3)
+    p = position(torch.zeros_like(x))
+    on_itself = reference.weights(position(x), position(x)).diagonal()
     page.table(
-        ["word", "without positions", "with positions"],
+        ["word", "without positions", "with positions", "its own place", "weight on itself"],
         [
             [
                 word,
                 float((plain[i] - backwards[-1 - i]).abs().max()),
                 float((with_order[i] - with_order_backwards[-1 - i]).abs().max()),
+                float((p[i] - p[-1 - i]).abs().max()),
+                float(on_itself[i]),
             ]
             for i, word in enumerate(words)
         ],
-        caption="The largest change of a number when the sentence is turned round. (Embeddings are random.)",
+        caption="The largest change of a number when the sentence is turned round, of the output and of the place that "
+        "is added to the word; and how much a word looks at itself. (Embeddings are random.)",
     )
+    page.keep("on itself", on_itself)
     page.keep("changes", (with_order[turn] - with_order_backwards).abs().amax(-1).flip(0))
     middle = len(words) // 2
-    p = position(torch.zeros_like(x))
     parts = {
         "its word, the other's word": (x[middle] @ x.T, x[middle] @ x[turn].T),
         "its word, the other's place": (x[middle] @ p.T, x[middle] @ p.T),
@@ -66,16 +71,22 @@ def order(page: Page) -> None:
     changes = {name: float((one - other[turn]).abs().max()) / WIDTH**0.5 for name, (one, other) in parts.items()}
     page.keep("parts", changes)
     page.text(
-        f"""Why does `{words[middle]}`, the word in the middle, move least? Turned round, it keeps its place: every
-        other word is as far from it as before, on the other side. Its score with another word is a sum of four
-        products, and three of them stay: the words are the same, its own place is the same, and the product of two
-        places depends on how far apart they are, not on which side. Only what its word has to say to a place
-        changes:"""
+        f"""Why does `{words[middle]}`, the word in the middle, barely move? Each output is a weighted mean of words and
+        their places, and here a word gives itself nearly all of the weight (`the` shares it with the other `the`). So
+        what moves is, above all, its own place; and the middle of a sentence that is turned round stays where it
+        is.""",
+        """That leaves its weights. Its score with another word is a sum of four products, and three of them stay: the
+        words are the same, its own place is the same, and the product of two places depends on how far apart they are,
+        not on which side. Only what its word has to say to a place changes:""",
     )
     page.table(
         ["product", "largest change"],
         [[name, change] for name, change in changes.items()],
         caption=f"The four parts of the scores of `{words[middle]}`, in the sentence and turned round.",
+    )
+    page.text(
+        f"""That is not little for a score, but it moves only what the others get, {1 - float(on_itself[middle]):.4f} of
+        the weight, and the output with it."""
     )
 
 

@@ -25,6 +25,7 @@ HIDDEN = 0.2  # the share of stations that say nothing
 NEAR = 2500.0  # kilometres
 STATIONS = 240
 STEPS = 400  # of training
+FRESH = 64  # fields to try it on
 LINE = (50.0, 178.0)  # we look at the station nearest to this place, beside the date line
 
 
@@ -46,15 +47,15 @@ def lesson(page: Page) -> None:
     field = fields(1, places, torch.Generator().manual_seed(1234))[0]  # not one of those it learns from
     torch.manual_seed(0)
     before = look(Globe(places).eval(), field, query)
-    model, error = train(places, STEPS)
+    model, _ = train(places, STEPS)
     weights = look(model, field, query)
     near = kilometres(places, here) < NEAR
     across = near & ((places[:, 1] < 0) != (here[1] < 0))
-    for name, value in (("places", places), ("before", before), ("weights", weights), ("error", error)):
+    for name, value in (("places", places), ("before", before), ("weights", weights)):
         page.keep(name, value)
     page.keep("near", near)
     page.table(
-        ["head", "near, before", f"near, after {STEPS} steps", "of it across the date line"],
+        ["head", "near, before", f"near, after {STEPS} steps", "of that, across the date line"],
         [
             [h, *(float(maps[h, near].sum()) for maps in (before, weights)), float(weights[h, across].sum())]
             for h in range(len(weights))
@@ -64,10 +65,21 @@ def lesson(page: Page) -> None:
             "\n        ", " "
         ),
     )
-    most = float(weights[:, near].sum(-1).max())
+    best = int(weights[:, near].sum(-1).argmax())
+    most = float(weights[best, near].sum())
+    apart = torch.stack([kilometres(places, (float(a), float(b))) for a, b in places])
+    around, shared = (everyone(model, field)[best] * (apart < NEAR)).sum(-1), (apart < NEAR).double().mean(-1)
+    error, copied = errors(model, apart)
+    for name, value in (("around", around), ("error", error), ("copied", copied)):
+        page.keep(name, value)
     page.text(
-        f"""The head that looks at its neighbours most gives them {most:.2f} of its weight. The squared error on silent
-        stations is {error:.2f} of the variance of the field; to say the mean everywhere would be 1."""
+        f"""The head that looks at its neighbours most, head {best}, gives them {most:.2f} of its weight. One station
+        could be luck, so each of the {STATIONS} silent in turn: {float(around.mean()):.2f} ± {float(around.std()):.2f}
+        of that head's weight lies within {NEAR:,.0f} km, where {float(shared.mean()):.3f} would if it were shared
+        alike.""",
+        f"""The squared error on silent stations of {FRESH} other fields is {error:.2f} of their variance. To say the
+        mean everywhere would be 1; to repeat what the nearest station says that is not silent, {copied:.2f}.
+        {beside(error, copied)}""",
     )
     page.picture(
         lambda: plots.on_map(weights, places, query=here, title="Where a silent station looks"),
@@ -137,6 +149,39 @@ def train(places: Tensor, steps: int, seed: int = 0) -> tuple[Globe, float]:
         optimizer.step()
         schedule.step()
     return model.eval(), loss.item()
+
+
+def beside(error: float, copied: float) -> str:
+    """What the error is worth, beside that of the simplest guess."""
+    if error < 0.9 * copied:
+        return "So it does more than to copy its neighbour."
+    if error < 1.1 * copied:
+        return "So it guesses no better than that: to look near is what these few steps have taught it."
+    return "So it guesses worse than that, and is not done learning."
+
+
+def errors(model: Globe, apart: Tensor) -> tuple[float, float]:
+    """The squared error of the model on fields it has not seen, and of repeating the nearest station that speaks."""
+    generator = torch.Generator().manual_seed(4321)
+    values = fields(FRESH, model.places, generator)
+    hidden = torch.rand(values.shape, generator=generator) < HIDDEN
+    far = apart.expand(FRESH, -1, -1).masked_fill(hidden[:, None], torch.inf)  # [fields, stations, those that speak]
+    with torch.no_grad():
+        guessed = model(values, hidden)
+    copied = values.gather(1, far.argmin(-1))
+    one, other = (F.mse_loss(guess[hidden], values[hidden]).item() for guess in (guessed, copied))
+    return one, other
+
+
+def everyone(model: Globe, field: Tensor, together: int = 48) -> Tensor:
+    """The attention of each place, hidden alone, head by head: `[heads, places, places]`."""
+    rows = []
+    for hidden in torch.eye(len(field), dtype=torch.bool).split(together):
+        with torch.no_grad(), watch(model) as seen:
+            model(field.expand(len(hidden), -1), hidden)
+        maps = seen[0].tile(slice(None), slice(None))  # [the one that is hidden, heads, queries, keys]
+        rows.append(maps[torch.arange(len(hidden)), :, hidden.int().argmax(-1)])
+    return torch.cat(rows).transpose(0, 1)
 
 
 def look(model: Globe, field: Tensor, query: int) -> Tensor:

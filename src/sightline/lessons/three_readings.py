@@ -76,18 +76,18 @@ def lesson(page: Page) -> None:
         [f"{i} {word}" for i, word in enumerate(words)],
         digits=2,
         largest=1.0,
-        caption="The same, each row divided by its largest. Orange is for the answer, blue against it.",
+        caption="The same, each row divided by its largest. In the last, orange is for the answer, blue against it.",
     )
 
-    page.heading("A head that looks, and does not matter")
+    page.heading("A head that looks, and matters little")
     layer, head = OTHER
     weights, worth = (row(seen, layer, head, of) for of in ("weights", "influence"))
     page.keep("other", (weights, worth))
     page.text(
         f"""Layer {layer} head {head} was the strongest from `they` to `kids` in an earlier lesson. Here its largest
-        weight from the last word is {float(weights.max()):.2f}, on `{words[int(weights.argmax())]}`, and the most that
-        any of its edges is worth is {float(worth.abs().max()):.3f}. A picture of weights would have shown it as
-        busy."""
+        weight from the last word is {float(weights.max()):.2f}, on `{words[int(weights.argmax())]}` at position
+        {int(weights.argmax())}, and the most that any of its edges from there is worth is
+        {float(worth.abs().max()):.3f}. A picture of weights would have shown it as busy."""
     )
 
     page.heading("Is it true? Take the head away")
@@ -104,6 +104,13 @@ def lesson(page: Page) -> None:
         ["layer", "head", "influence of the head", "the answer loses without it"],
         [[*where, float(estimate[where]), float(exact[where])] for where in heads],
         caption="Above 0: the head spoke for the answer.",
+    )
+    off, close = (max(heads, key=lambda at: sign * abs(float(exact[at] / estimate[at] - 1))) for sign in (1, -1))
+    page.text(
+        f"""The order is the same, the sizes are not: without layer {off[0]} head {off[1]} the answer loses
+        {float(exact[off]):.2f}, and the estimate was {float(estimate[off]):.2f}; for layer {close[0]} head {close[1]}
+        they are close. An estimate tells where to look, and taking away tells what it was worth, in this sentence. For
+        more than one, see the lesson `cutting`."""
     )
     page.heading("Exercises: predict, then run")
     page.text(

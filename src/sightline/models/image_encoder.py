@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sightline.errors import InputError, InputTypeError
+from sightline.image_files import content_of, decoded, upright
+from sightline.models.pixels import Pixels
 from sightline.models.sights import Heads, Sights, observe
 from sightline.nn import Encoder
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from PIL.Image import Image
 
     from sightline.nn.observe.select import Layers
 
@@ -21,7 +25,7 @@ class ImageEncoder(nn.Module):
     """An encoder of images such as ViT: `model(images)` gives the hidden states, of the whole first, then of patches.
 
     Made by `sl.models.load`. Images are floats `[*batch, channels, height, width]` of the size the model was trained
-    with, scaled as it was trained with: what preprocessor_config.json says.
+    with, scaled as it was trained with: `model.prepare("photo.png")` does what preprocessor_config.json says.
 
     >>> from sightline.positions import Learned
     >>> encoder = Encoder(16, heads=2, layers=1, positions=Learned(16, length=7))
@@ -40,6 +44,7 @@ class ImageEncoder(nn.Module):
         self.patches = nn.Linear(channels * patch[0] * patch[1], encoder.width)
         self.encoder = encoder
         self.classifier = nn.Linear(encoder.width, classes) if classes else None
+        self.pixels = Pixels(size=size)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -53,6 +58,38 @@ class ImageEncoder(nn.Module):
         (down, across), (high, wide) = self.grid, self.patch
         cells = images[..., : down * high, : across * wide].reshape(-1, channels, down, high, across, wide)
         return cells.permute(0, 2, 4, 1, 3, 5).reshape(*batch, down * across, channels * high * wide)
+
+    def prepare(self, image: str | Path | bytes | Image) -> Float[Tensor, "channels height width"]:
+        """A PNG or JPEG as the numbers the model was trained with: a file, its bytes, or an image of Pillow.
+
+        It is turned as its camera says, resized (cropped, scaled, normalised) as preprocessor_config.json asks for:
+        what transformers does with Pillow, number for number. Without that file the image becomes -1 to 1.
+
+        >>> from PIL import Image
+        >>> from sightline.positions import Learned
+        >>> encoder = Encoder(16, heads=2, layers=1, positions=Learned(16, length=7))
+        >>> model = ImageEncoder(encoder, size=(8, 12), patch=(4, 4), channels=3)
+        >>> model.prepare(Image.new("RGB", (30, 30), "white")).shape
+        torch.Size([3, 8, 12])
+        """
+        if self.channels != 3:
+            raise InputError(
+                "an image has three colours",
+                expected="a model of three channels",
+                got=self.channels,
+                hint="model(images) of numbers of your own",
+            )
+        found = decoded(content_of(image), "reading an image") if isinstance(image, str | Path | bytes) else image
+        if not hasattr(found, "getexif"):
+            raise InputTypeError(
+                "an image is a file, its bytes, or one of Pillow",
+                expected="a path, bytes, or a PIL.Image.Image",
+                got=type(image).__name__,
+                hint='model.prepare("photo.png")',
+            )
+        x = self.pixels.numbers(upright(found))
+        self._check(x)
+        return x.to(self.first)
 
     def forward(self, images: Float[Tensor, "*batch channels height width"]) -> Float[Tensor, "*batch tokens width"]:
         """The hidden states of the last layer: one for the image, then one for each patch."""

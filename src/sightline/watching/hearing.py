@@ -32,6 +32,7 @@ from sightline.watching.intercept.marks import mark_buffers
 from sightline.watching.intercept.mask_tables import Tables
 from sightline.watching.intercept.torch_calls import look, one_head
 
+IN_SLICES = "its attention is written by hand, a few maps at a time"
 LOST = "attends in compiled code that no module was found for"
 # Modules of torch that do not attend; those of others may.
 _PLAIN = ("torch.nn.modules.", "torch.ao.nn.", "sightline.")
@@ -156,7 +157,17 @@ class Hearing:
     def note(self, name: str, first_query: int, end_key: int) -> None:
         """Calls are not joined: nothing is to be known of one that is not counted."""
 
+    def module_of(self, name: str) -> nn.Module | None:
+        """The module of this path."""
+        return next((self.modules[key] for key, path in self.names.items() if path == name), None)
+
+    def mark_by_hand(self, name: str) -> None:
+        """What was heard of a module is attention that no function was called for: all is heard in the same way."""
+
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
+        if looked.piece is not None:
+            self.seen._unseen.setdefault(name, IN_SLICES)
+            return
         with active.quiet(compiled=looked.call.q.is_cuda), torch.inference_mode(False), torch.no_grad():
             self.heard[name] = counted(Sight(looked.call, looked.row).prepare(*STATS))
 

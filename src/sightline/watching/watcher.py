@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import InputError, explain
+from sightline.errors import InputError
 from sightline.lens.select import select
 from sightline.watching.choose import HeadChoice, LayerChoice
 from sightline.watching.intercept import active, compiled, scripted, unseen
@@ -22,11 +21,12 @@ from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
-from sightline.watching.intercept.heads import compiled as compiled_graph
+from sightline.watching.intercept.joint import joint
 from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
+from sightline.watching.intercept.searches import TOLD
 from sightline.watching.record.about import about
 from sightline.watching.record.account import Wanted, account, cells_for
 from sightline.watching.record.batches import Waiting, aside
@@ -36,8 +36,8 @@ from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
 from sightline.watching.record.layer import Layer, Part
 from sightline.watching.record.repeated import Repeating
-from sightline.watching.record.runs import put_away
 from sightline.watching.record.shares import Place
+from sightline.watching.record.slices import Slicing
 from sightline.watching.record.to_cpu import Shipper
 from sightline.watching.seen import Seen
 from sightline.watching.silence import say_if_nothing
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sightline.masks import Mask
 
 
-class Watcher(Following, Repeating):
+class Watcher(Following, Repeating, Slicing):
     """Between entering and leaving the block: hooks, hears, and gives back what it took."""
 
     def __init__(
@@ -86,6 +86,7 @@ class Watcher(Following, Repeating):
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
         self.begin_following()
+        self.begin_slicing()
         self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
         if self.deeper.norms is not None and self.writer is not None:
@@ -108,19 +109,19 @@ class Watcher(Following, Repeating):
             stack.enter_context(active.UNCOMPILED)
             stack.enter_context(hf.INTERFACE)
             stack.enter_context(LIBRARIES)
+            stack.enter_context(TOLD)
             stack.enter_context(active.BLIND)
             base = inner(self.model)
             every = list(base.modules())
             regions = compiled.find(every if base is self.model else list(self.model.modules()))
             stack.enter_context(compiled.standing_in(regions))
-            if regions and self.influence is not None:
-                raise compiled_graph(self.names[id(regions[0].module)])
             inside = {id(part) for region in regions for part in region.parts()}
             self.hook(stack, [module for module in every if id(module) not in inside])
             scripted.listen(stack, every, self._scripted)
             active.push(self)
             stack.callback(active.drop, self)
             self.listening.mode = WatchMode(self.model.buffers())
+            self.listening.mode.joint = joint(every)
             stack.enter_context(self.listening.mode)
             stack.callback(self.listening.ends, self.seen)
             self.stack = stack.pop_all()
@@ -130,6 +131,8 @@ class Watcher(Following, Repeating):
         self._settle()
         self.deeper.settle()
         self.gather.flush()
+        self.put_in_order()
+        self.held = {}
         self._let_go(self.layers)
         self.stack.close()
         self.ship.close()
@@ -258,32 +261,6 @@ class Watcher(Following, Repeating):
         self.reader.settle(self.continues)
         return full
 
-    def _restart(self) -> None:
-        """A new input: its sights take the place of those before."""
-        grown = self.reader.grows()
-        if self.runs != 1 and not grown and not self.search:
-            self.gather.flush()
-            put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
-        elif self.seen.layers and not self.warned and not grown and not self.search:
-            self.warned = True
-            warnings.warn(
-                explain(
-                    "a second run began inside one sl.watch block",
-                    expected="one forward pass or one generation in a block",
-                    got="another input: its sights take the place of the first one's",
-                    hint='one block for each run, or sl.watch(model, runs="all")',
-                ),
-                UserWarning,
-                stacklevel=2,
-            )
-        self.gather.forget()
-        self.deeper.restart()
-        self.seen._layers.clear()
-        self._follow_anew()
-        self.seen.meta["runs"] += 1
-        self.ends.clear()
-        self.reader.restart()
-
     def goes_on(self, name: str, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it, if it is."""
         if not self.gather.goes_on(name, q, k, row, scale):
@@ -294,6 +271,8 @@ class Watcher(Following, Repeating):
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """The account of one call becomes a part of its layer."""
+        if looked.piece is not None:
+            return self.take_slice(module, name, looked)
         call, row, first_query, first_key = looked[:4]
         s = call.sizes
         full = self._piece_of(name, looked)
@@ -311,6 +290,7 @@ class Watcher(Following, Repeating):
             kind = "cross" if first_query < 0 else "self"
             layer = Layer(full, self.order[name], kind, type(module).__name__, self.heads(name, s.heads), self.wanted)
             self.seen._layers[full] = layer
+            self._note_joint(full, s.queries, s.keys)
         assert isinstance(layer, Layer)
         with active.quiet(), aside():
             if not is_piece and self.gather.step(layer, call, row, first_query, first_key):
@@ -320,10 +300,13 @@ class Watcher(Following, Repeating):
             if layer.heads is not None:
                 call, row = select(call, row, heads=layer.heads)
             rows = layer.queries if layer.parts else 0
+            if rows:
+                self.order_ids(layer, looked.call.k if looked.key is None else looked.key, first_key)
             cell = cells_for(s.batch[0] * call.sizes.heads, rows + s.queries, end_key)
             place = Place(rows, first_key, first_query, cell, self._repeats(name, looked, end_key), real=looked.real)
             part = Part(call, rows, first_key, end_key, cell, None, self.passes)
             self._account(layer, part, looked, call, row, place)
+            self.hold(full, layer, part, looked, call, row)
         if self.deep:
             self.deeper.take(layer, part, looked, call, row)
         if self.writer is not None and len(layer.parts) == 1 and not self.deeper.waits(layer):

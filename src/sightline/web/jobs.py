@@ -18,6 +18,9 @@ from typing import Any
 import torch
 
 from sightline.errors import SightlineError
+from sightline.explore import effects
+from sightline.explore.effects import EffectsRequest, HeadEffects
+from sightline.explore.image_runs import watched_image
 from sightline.explore.model_runs import Models, Report, RunRequest, watched
 from sightline.explore.readings import ReadingRequest, compute
 from sightline.explore.reasons import told
@@ -28,6 +31,7 @@ from sightline.watching import load as load_run
 from sightline.web.problems import Problem, from_error
 
 log = logging.getLogger("sightline.web")
+Asked = RunRequest | ReadingRequest | EffectsRequest
 
 
 class Cancelled(Exception):
@@ -39,7 +43,7 @@ class Job:
     """One request and where it stands: queued, running, done, failed or cancelled."""
 
     id: str
-    request: RunRequest | ReadingRequest
+    request: Asked
     state: str = "queued"
     stage: str = "waiting"
     done: int = 0
@@ -72,8 +76,10 @@ class Job:
         return self.state in ("done", "failed", "cancelled")
 
 
-# Does one job, reporting its progress; gives the run, and may hand out a growing one before.
-Perform = Callable[[Job, Report], Run]
+# What a job gives.
+Made = Run | HeadEffects
+# Does one job, reporting its progress; gives what was made, and may hand out a growing run before.
+Perform = Callable[[Job, Report], Made]
 
 
 class JobQueue:
@@ -82,7 +88,7 @@ class JobQueue:
     def __init__(
         self,
         perform: Perform,
-        finished: Callable[[Run], None],
+        finished: Callable[[Made], None],
         dropped: Callable[[str], None],
         waiting: int = 4,
         kept: int = 32,
@@ -96,7 +102,7 @@ class JobQueue:
         self._thread: threading.Thread | None = None
         self._ending = False
 
-    def put(self, request: RunRequest | ReadingRequest) -> Job:
+    def put(self, request: Asked) -> Job:
         """Take a request; the same one twice is one job."""
         id = request.id
         with self._lock:
@@ -121,7 +127,7 @@ class JobQueue:
             self._queue.put(job)
         return job
 
-    def done(self, request: RunRequest | ReadingRequest) -> Job:
+    def done(self, request: Asked) -> Job:
         """The job of a run that is there already."""
         return self.by_id.setdefault(request.id, Job(request.id, request, state="done", stage="done"))
 
@@ -190,10 +196,10 @@ class JobQueue:
         """One job, to whatever end. A panic of a library in Rust is no Exception, and ends no more than its job."""
         self._set(job, state="running", stage="starting")
         try:
-            run = self.perform(job, lambda **changes: self._report(job, **changes))
+            made = self.perform(job, lambda **changes: self._report(job, **changes))
             if job.cancelled.is_set():
                 raise Cancelled
-            self.finished(run)
+            self.finished(made)
             self._set(job, state="done", stage="done")
         except Cancelled:
             self._set(job, state="cancelled")
@@ -238,7 +244,7 @@ class JobQueue:
 def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
     """What a server does with a job: a watched run in a folder of its own, which is removed with the run."""
 
-    def perform(job: Job, report: Report) -> Run:
+    def perform(job: Job, report: Report) -> Made:
         torch.set_num_threads(os.cpu_count() or 1)  # this thread's; those that make tiles have one each
         folder = Path(tempfile.mkdtemp(prefix="sightline-"))
 
@@ -256,10 +262,16 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
         try:
             report(stage=f"loading {job.request.model}")
             model, tokenizer = models.get(job.request.model)
+            if isinstance(job.request, EffectsRequest):
+                cleanup()
+                return effects.compute(job.request, model, tokenizer, report)
             if isinstance(job.request, ReadingRequest):
                 cleanup()
                 return compute(job.request, model, tokenizer, report)
-            watched(model, tokenizer, job.request, folder, report, growing, job.pace)
+            if job.request.image:
+                watched_image(model, job.request, folder, report, growing)
+            else:
+                watched(model, tokenizer, job.request, folder, report, growing, job.pace)
             return as_run(job.id, load_run(folder), cleanup=cleanup)
         except BaseException:
             cleanup()

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.explore import changes, readings
+from sightline.explore import changes, image_runs, readings
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.run import Run
 from sightline.web import shapes
@@ -40,6 +40,9 @@ class NewRun(BaseModel):
     layers: str | None = Field(None, max_length=200, description="which layers to watch, e.g. 0-3,5; all if left out")
     generate: int = Field(0, ge=0, le=512, description="tokens to generate after the text (causal models)")
     edits: list[str] = Field([], max_length=32, description="edits of its attention, e.g. ablate:23.3, cut:23.3:q13:k9")
+    image: str = Field(
+        "", max_length=4 * image_runs.BYTES // 3 + 4, description="a PNG or JPEG in base64: then `text` names it"
+    )
     begun: list[int] = Field([], max_length=512, description="ids of the first of them, e.g. up to an alternative")
 
 
@@ -63,6 +66,8 @@ def routes(service: Service) -> APIRouter:
         return Answer(
             {
                 "text_bytes": TEXT_BYTES,
+                "image_bytes": image_runs.BYTES,
+                "image_pixels": image_runs.PIXELS,
                 "runs": service.library.limit,
                 "queued": service.jobs.limit,
                 "tokens_a_page": TOKENS_A_PAGE,
@@ -81,7 +86,7 @@ def routes(service: Service) -> APIRouter:
 
     @api.post("/runs", status_code=202, tags=["runs"], response_model=shapes.Ordered)
     async def create(new: NewRun) -> Answer:
-        """Run a model on a text. Answers at once with the run's id and its place in the queue."""
+        """Run a model on a text, or on a picture. Answers at once with the run's id and its place in the queue."""
         size = len(new.text.encode("utf-8", "surrogatepass"))
         if size > TEXT_BYTES:
             raise Problem(
@@ -93,7 +98,8 @@ def routes(service: Service) -> APIRouter:
             )
         for edit in new.edits:
             changes.read(edit)  # says what it cannot be
-        options = (new.layers, new.generate, tuple(new.begun), tuple(new.edits))
+        image = await asyncio.to_thread(image_runs.received, new.image) if new.image else b""
+        options = (new.layers, new.generate, tuple(new.begun), tuple(new.edits), image)
         job = service.order(RunRequest(new.text, new.model, *options))
         return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable
 from typing import Any
 
-from sightline.explore import readings
+from sightline.explore import effects, readings
 from sightline.explore.atlas import KEPT, Atlas
 from sightline.explore.cache import Cache
 from sightline.explore.model_runs import Models, RunRequest
 from sightline.explore.run import Run
-from sightline.web.jobs import Job, JobQueue, Perform
+from sightline.web.jobs import Job, JobQueue, Made, Perform
 from sightline.web.library import Library
 from sightline.web.problems import Problem
 from sightline.web.scheduler import Busy, SingleFlight, Workers
@@ -64,11 +64,13 @@ class Service:
 
     # Runs
 
-    def _finished(self, run: Run) -> None:
-        if run.base is None:
-            self.library.add(run)
+    def _finished(self, made: Made) -> None:
+        if isinstance(made, effects.HeadEffects):
+            effects.keep(made)
+        elif made.base is None:
+            self.library.add(made)
         else:
-            readings.keep(run)
+            readings.keep(made)
 
     def run(self, id: str) -> Run:
         """A finished or growing run, or a reading of one; one that is not there yet is a 409."""
@@ -99,13 +101,17 @@ class Service:
         return self.library.get(id)
 
     def order_reading(self, request: readings.ReadingRequest) -> Job:
-        """Take a request to read a run once more; what is there already is not done again."""
+        """Take a request to read a run once more, or for its effects; what is there already is not done again."""
         reason = readings.why_not(request.run, self.models)
         if reason is not None:
             raise Problem(
                 422, "this run cannot be read once more", expected="a run made here", got=reason, hint="what was kept"
             )
-        if readings.find(request.run, request.key, readings.SHOWN[-1]) is not None:
+        if isinstance(request, effects.EffectsRequest):
+            known: Any = effects.find(request.run, request.aim)
+        else:
+            known = readings.find(request.run, request.key, readings.SHOWN[-1])
+        if known is not None:
             return self.jobs.done(request)
         return self.jobs.put(request)
 
@@ -120,6 +126,15 @@ class Service:
                 got=request.model,
                 hint="GET /api/limits",
             )
+        reads_images = any(model["name"] == request.model and model.get("image") for model in self.listed_models())
+        if reads_images != bool(request.image):
+            raise Problem(
+                422,
+                "this model reads pictures" if reads_images else "this model reads no pictures",
+                expected="a PNG or JPEG as `image`" if reads_images else "a text",
+                got="a text" if reads_images else "a picture",
+                hint="GET /api/limits says which models read pictures",
+            )
         if request.id in self.library:
             return self.jobs.done(request)
         self.library.check_room()
@@ -132,8 +147,9 @@ class Service:
         self._drop(id)
 
     def _drop(self, id: str) -> None:
-        """Keep nothing of a run that is closed."""
-        self.jobs.forget(id)
+        """Keep nothing of a run that is closed, and read it no further."""
+        for order in [order for order in list(self.jobs.by_id) if order == id or order.startswith(f"{id}_")]:
+            self.jobs.forget(order)
         self.tiles.forget(lambda key: _belongs(key, id))
         self.others.forget(lambda key: _belongs(key, id))
         self.workers.forget(lambda key: _belongs(key, id))

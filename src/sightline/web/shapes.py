@@ -26,6 +26,7 @@ class Model(TypedDict):
     name: str
     title: str
     causal: NotRequired[bool]
+    image: NotRequired[bool]
 
 
 @whole
@@ -33,6 +34,8 @@ class Limits(TypedDict):
     """What the server allows."""
 
     text_bytes: int
+    image_bytes: int
+    image_pixels: int
     runs: int
     queued: int
     tokens_a_page: int
@@ -110,11 +113,16 @@ class Layer(TypedDict):
 
 @whole
 class Image(TypedDict):
-    """The patches of a picture: rows, columns, and how many tokens come before them."""
+    """The patches of a picture: rows, columns, and where they begin among the tokens or the memory, if there.
+
+    `alone`: there are no words beside them.
+    """
 
     rows: int
     columns: int
-    first: int
+    first: int | None
+    memory: int | None
+    alone: bool
 
 
 @whole

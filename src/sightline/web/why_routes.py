@@ -9,18 +9,21 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.explore import aims, bookmarks, every_head, images, outcome, places
+from sightline.explore import aims, bookmarks, effects, every_head, images, outcome, places, readings
 from sightline.explore.aims import Aim
+from sightline.explore.effects import EffectsRequest
 from sightline.explore.links import Special
 from sightline.explore.readings import ReadingRequest
 from sightline.explore.run import Run
 from sightline.web import why_shapes as shapes
 from sightline.web.answers import finished, unless_over
+from sightline.web.parse import numbers
 from sightline.web.problems import Answer, Problem
 from sightline.web.service import Service
 from sightline.web.shapes import Ordered
 
 NOT_KEPT = {"Cache-Control": "no-store"}
+MOST_QUERIES = 64
 
 
 class NewMark(BaseModel):
@@ -177,6 +180,37 @@ def add_why(api: APIRouter, service: Service) -> None:
         job = service.order_reading(request)
         return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
 
+    @api.post("/runs/{run}/effects", status_code=202, tags=["why"], response_model=Ordered)
+    async def take_out(run: str, new: NewReading) -> Response:
+        """Take every head out once, and see what a token's logit loses by that: `sl.effects`.
+
+        It waits as a run does, has events, and can be taken back; then GET has the table.
+        """
+        it = service.run(run)
+        request = EffectsRequest(it if it.base is None else it.base, Aim(new.token, new.than, new.after))
+        job = service.order_reading(request)
+        return Answer({"id": job.id, "position": service.jobs.position(job)}, 202)
+
+    @api.get("/runs/{run}/effects", tags=["why"], response_model=shapes.Effects)
+    async def taken_out(
+        run: str,
+        token: Annotated[str, Query(max_length=aims.LONGEST)] = "",
+        than: Annotated[str, Query(max_length=aims.LONGEST)] = "",
+        after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        """The exact effects of all heads on a token's logit, and the first-order figures of the same."""
+        it = service.run(run)
+        found = effects.find(it if it.base is None else it.base, Aim(token, than, after))
+        if found is None:
+            raise Problem(
+                404,
+                "the effects of these heads are not there",
+                expected="an order that is done",
+                got="none, or none any more: a few are kept for each run",
+                hint=f"POST /api/runs/{run[:40]}/effects",
+            )
+        return Answer(found, headers=NOT_KEPT)
+
     def with_model(it: Run) -> tuple[Any, Any]:
         if service.models is None or it.model not in service.models:
             raise Problem(
@@ -204,7 +238,7 @@ def add_why(api: APIRouter, service: Service) -> None:
         """What the model would write next, its edits and all: probabilities, and the difference of two logits."""
         it = service.run(run)
         aim = Aim(token, than, after)
-        body = outcome.kept(it, n) if aim == Aim() else None
+        body = outcome.kept(it, n, aim)
         if body is None:
             ids = outcome.ids_of(it)
             row = await row_after(request, it, aims.place(aim, len(ids)))
@@ -217,19 +251,26 @@ def add_why(api: APIRouter, service: Service) -> None:
         run: str,
         layer: int,
         head: int,
-        q: Annotated[int | None, Query(ge=0)] = None,
+        q: Annotated[str | None, Query(max_length=400)] = None,
         k: Annotated[int | None, Query(ge=0)] = None,
         token: Annotated[str, Query(max_length=aims.LONGEST)] = "",
         than: Annotated[str, Query(max_length=aims.LONGEST)] = "",
         after: Annotated[int | None, Query(ge=0)] = None,
+        heads: bool = False,
     ) -> Response:
-        """What is on the screen as a program: text, edits, target, head and cell."""
+        """What is on the screen as a program: text, edits, target, head and cell; with `heads` the effects of all."""
         it = service.run(run)
+        aim = Aim(token, than, after)
         known = (it.meta.get("aim") or {}).get("ids") if it.base is not None else None
-        if known is None and (token or than or after is not None):
-            aim, ids = Aim(token, than, after), outcome.ids_of(it)
+        if known is None and (found := effects.find(it, aim)) is not None:
+            known = found["ids"]
+        if known is None and (heads or aim != Aim()):
+            ids = outcome.ids_of(it)
             row = await row_after(request, it, aims.place(aim, len(ids)))
-            found = aims.aimed(aim, with_model(it)[1], ids, row)
-            known = [found.token, found.than, found.after]
-        lines = outcome.python(it, layer, head, q, k, None if known is None else tuple(known))
-        return finished(request, it, Answer({"python": lines}))
+            target = aims.aimed(aim, with_model(it)[1], ids, row)
+            known = [target.token, target.than, target.after]
+        made = service.models is not None and it.model in service.models and not readings.why_not(it, service.models)
+        spelled = await asyncio.to_thread(lambda: outcome.spelled(it, with_model(it)[1])) if made else None
+        queries = () if q is None else numbers("q", q, MOST_QUERIES)
+        screen = outcome.Screen(layer, head, queries, k, None if known is None else tuple(known), heads, spelled)
+        return finished(request, it, Answer({"python": outcome.python(it, screen)}))

@@ -45,6 +45,22 @@ class Python(TypedDict):
 
 
 @whole
+class Effects(TypedDict):
+    """What every head did for a token: the target `value` less what it is without that head, by layers and heads.
+
+    `influence` is the first-order figure of the same. `ids` are those of the token and of the other one, and the place.
+    """
+
+    token: str
+    than: str
+    after: int | None
+    ids: tuple[int, int | None, int]
+    value: float
+    exact: list[list[float]]
+    influence: list[list[float]]
+
+
+@whole
 class WrittenToken(TypedDict):
     """A token that was written, and the likeliest of those that were not."""
 

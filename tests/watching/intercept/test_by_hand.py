@@ -213,7 +213,7 @@ class Steps(Projected):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_steps_grow_into_one_sight_until_the_cache_is_moved(keep):
+def test_steps_grow_into_one_sight_while_the_cache_is_followed(keep):
     model, x = Steps(heads=HEADS).eval(), torch.randn(2, TIME, DIM)
     rows = []
     with torch.no_grad(), watch(model, keep_qk=keep) as seen:
@@ -223,10 +223,20 @@ def test_steps_grow_into_one_sight_until_the_cache_is_moved(keep):
     torch.testing.assert_close(seen[0].tile(slice(0, TIME), slice(0, TIME)), torch.cat(rows, 2))
     assert not seen.unseen
     assert seen.kind(0) == "self"
+    for order in ([1, 0], [1, 1], [0]):
+        model.past = None
+        with torch.no_grad(), watch(model, keep_qk=keep) as seen:
+            model(x[:, :4])
+            before = F.pad(model.kept.softmax(-1), (0, 1))
+            model.past = tuple(t[order] for t in model.past)
+            model(x[: len(order), 4:5])
+        assert not seen.unseen
+        weights = torch.cat([before[order], model.kept.softmax(-1)], 2)
+        torch.testing.assert_close(seen[0].tile(slice(0, 5), slice(0, 5)), weights)
     model.past = None
     with warnings.catch_warnings(action="ignore"), torch.no_grad(), watch(model, keep_qk=keep) as seen:
         model(x[:, :4])
-        model.past = tuple(t.flip(0) for t in model.past)
+        model.past = tuple(t.flip(2) for t in model.past)
         model(x[:, 4:5])
     assert seen[0].shape[-2] == 4
     assert "reordered" in seen.unseen["Steps"]

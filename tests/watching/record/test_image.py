@@ -7,6 +7,7 @@ import json
 import struct
 import sys
 import zlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,7 +76,9 @@ def test_other_things_and_a_missing_package_are_said(tmp_path, monkeypatch):
         seen.save(tmp_path / "run", image=content)
 
 
-@pytest.mark.parametrize("wrong", [{"image": "../x.png"}, {"image": 3}, {"grid": [1, 2]}, {"grid": [1, 2, -3]}])
+@pytest.mark.parametrize(
+    "wrong", [{"image": "../x.png"}, {"image": 3}, {"grid": [1, 2]}, {"grid": [1, 2, -3]}, {"patches": ["x"]}]
+)
 def test_folders_that_say_something_else_are_refused(wrong, tmp_path):
     folder = seen_image().save(tmp_path / "run", image=drawn())
     content = json.loads((folder / "index.json").read_text())
@@ -95,8 +98,19 @@ def test_an_image_that_is_a_link_is_refused(tmp_path):
 
 def test_tokens_that_are_no_grid_have_none():
     cut = nn.Sequential(nn.Conv2d(3, 4, 4, 4))
-    assert find_grid(cut, (3, 8, 8), 4) == (2, 2, 0)
-    assert find_grid(cut, (3, 8, 8), 40) is None
-    assert find_grid(cut, (1, 8, 8), 4) is None
-    assert find_grid(nn.Sequential(nn.Conv2d(3, 4, 4, 2)), (3, 8, 8), 4) is None
-    assert find_grid(cut, None, 4) is None
+    assert find_grid(cut, (3, 8, 8), 4) == ((2, 2, 0), None)
+    assert find_grid(cut, (3, 8, 8), 40) == (None, None)
+    assert find_grid(cut, (1, 8, 8), 4) == (None, None)
+    assert find_grid(nn.Sequential(nn.Conv2d(3, 4, 4, 2)), (3, 8, 8), 4) == (None, None)
+    assert find_grid(cut, None, 4) == (None, None)
+
+
+def test_a_text_may_hold_the_patches():
+    model = nn.Sequential(nn.Conv2d(3, 4, 4, 4))
+    model.config = SimpleNamespace(image_token_id=9)
+    text = [1, 2, *[9] * 4, 3]
+    assert find_grid(model, (3, 8, 8), 5, [text, [1] * 7]) == ((2, 2, 1), [2, None])
+    assert find_grid(model, (3, 8, 8), 7, [text]) == ((2, 2, 2), [2])  # no layer of the image itself
+    assert find_grid(model, (3, 8, 8), 107, [[1] * 100 + text]) == ((2, 2, 102), [102])
+    for other in ([9, 1, 9, 9, 9], [9] * 3, [9] * 5):
+        assert find_grid(model, (3, 8, 8), 4, [other])[1] is None

@@ -293,13 +293,82 @@ def test_what_cannot_be_told_is_refused_in_one_line_each():
         dropped(x, x, x)
 
 
-def test_a_compiled_model_is_refused_before_it_runs():
+def test_attention_that_is_written_by_hand_has_none_and_says_so():
+    """Of these the weights are seen, and not what the heads gave: that is said, and not to do what was done."""
+    by_hand = Attends(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v)
+    x = torch.randn(1, 5, 16)
+    with watch(by_hand, influence=True) as seen:
+        out = by_hand(x)
+        with pytest.raises(InputError, match="writes out by hand"):
+            seen.backward(out.sum())
+    both = nn.Sequential(by_hand, Attends(F.scaled_dot_product_attention))
+    with watch(both, influence=True, keep_qk=True) as seen:
+        seen.backward(both(x).sum())
+    table = seen.by_head()
+    assert table[:, 0].isnan().all()
+    assert table[:, 1].isfinite().all()
+    for ask in (lambda: seen[0].influence, lambda: seen[0].top(1, of="pull"), lambda: seen[0].top(1, of="norms")):
+        with pytest.raises(InputError, match="written by hand"):
+            ask()
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Attends(F.scaled_dot_product_attention) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return {"hidden": x, "length": x.shape[1]}
+
+
+@pytest.mark.parametrize("whole, frozen", [(True, False), (False, True)], ids=["the model", "each layer, frozen"])
+def test_a_compiled_model(whole, frozen):
+    """Influence is that of the same model uncompiled; its own output and gradients are those of its compiled code."""
+    torch.manual_seed(0)
+    model = TwoLayers().requires_grad_(not frozen)
+    x = torch.randn(2, 5, 16)
+    with watch(model, influence=True, keep_qk=True) as plain:
+        plain.backward(model(x)["hidden"][:, -1].sum(-1))
+    for part in (model,) if whole else model.layers:
+        part.compile(backend="eager")
+    expected, grads = model(x)["hidden"], []
+    for again in range(2):
+        model.zero_grad()
+        with watch(model, influence=True, keep_qk=True) if again else contextlib.nullcontext() as seen:
+            out = model(x)["hidden"]
+            assert torch.equal(out, expected)
+            if not frozen or again:
+                out[:, -1].sum().backward(retain_graph=True)
+        grads.append([p.grad for p in model.parameters()])
+    assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(*grads))
+    for passes in range(2):  # the model's own backward pass, and seen.backward
+        assert seen.layers == plain.layers
+        for name in plain.layers:
+            torch.testing.assert_close(seen[name].influence, plain[name].influence, atol=1e-5, rtol=1e-4)
+            assert torch.equal(seen[name].top(1, of="pull").keys, plain[name].top(1, of="pull").keys)
+        if not passes:
+            seen.backward(out[:, -1].sum(-1))
+    assert [p.requires_grad for p in model.parameters()] == [not frozen] * len(list(model.parameters()))
+    with pytest.raises(InputError, match="needs gradients"), torch.no_grad(), watch(model, influence=True):
+        model(x)
+
+
+def test_a_compiled_model_that_gives_what_nobody_can_follow():
+    class Box:
+        def __init__(self, x):
+            self.x = x
+
     model = Attends(F.scaled_dot_product_attention)
+    plain = model.forward
+    model.forward = lambda x: Box(plain(x))
     model.compile(backend="eager")
-    with pytest.raises(InputError, match="force_eager"), watch(model, influence=True):
-        pass
+    with pytest.raises(InputError, match="no gradient can be followed"), watch(model, influence=True):
+        model(torch.randn(1, 5, 16))
+    assert all(p.requires_grad for p in model.parameters())
     with torch.compiler.set_stance("force_eager"), watch(model, influence=True) as seen:
-        seen.backward(model(torch.randn(1, 5, 16)).sum())
+        seen.backward(model(torch.randn(1, 5, 16)).x.sum())
     assert seen[0].extra.along.shape == (1, 2, 5)
 
 

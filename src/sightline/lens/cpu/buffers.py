@@ -1,4 +1,4 @@
-"""Memory to work in and for results, kept from one pass to the next; what is worked in has large pages if there are any.
+"""Memory to work in and for results, kept from one pass to the next; what is worked in has large pages if possible.
 
 A tile fills some hundred pages of the usual size. In a virtual machine, where finding a page takes two searches
 instead of one, a pass over tiles is a tenth faster in pages of 2 MiB. But it takes the system longer to give pages than

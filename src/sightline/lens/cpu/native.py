@@ -59,7 +59,8 @@ class CompiledSums:
         self, tile: Tile, left: int, seen: tuple[np.ndarray, np.ndarray] | None, sums: Sums | None, width: int
     ) -> Step:
         """The same where the weights are the cells of a picture of some width; their sums over rows go to `sums`."""
-        read, column, pixels = self._read(tile, left, seen), 4 * left, (None, 0, 1)
+        read, column = self._read(tile, left, seen), 4 * left
+        pixels: tuple[int | None, int, int] = (None, 0, 1)
         if sums is not None:
             part = sums.part(left, tile.logs.shape[1])
             pixels = (self._address(part), part.stride(0), sums.each)

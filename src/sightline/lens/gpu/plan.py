@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sightline.masks import Mask
     from sightline.shapes import Sizes
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # The oldest Triton whose kernels ran on a GPU.
 _TRITON = (3, 6)
 # The most maps of one launch: what the second axis of a CUDA grid holds.
@@ -61,7 +61,7 @@ def for_kernels(call: Call) -> bool:
     return (
         call.device.type == "cuda"
         and torch.version.cuda is not None
-        and call.q.dtype in _DTYPES
+        and call.q.dtype in DTYPES
         and 0 < s.dim <= 256
         and min(s.heads, s.queries, s.keys, *s.batch) > 0
         and math.prod(s.batch) * s.heads <= _MAPS
@@ -95,11 +95,11 @@ def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] 
     from sightline.kernels.top_keys import MOST, top
 
     call, s = levels.call, levels.call.sizes
-    options = _options(call)
+    options = options_of(call)
     if options is None:
         return None
-    q, k, lse = _as_kernels_take(levels)
-    measured = _measured(levels, options)
+    q, k, lse = as_kernels_take(levels)
+    measured = measured_of(levels, options)
     factors = None if levels.taken is None else levels.taken.neg().exp().reshape(lse.shape).contiguous()
 
     def shaped(x: Tensor) -> Tensor:
@@ -157,22 +157,22 @@ def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] 
 
 def rest(levels: Levels) -> Tensor:
     """What the lse of each row lacks, as the kernels measure it, natural logarithm, `[*batch, heads, queries]`."""
-    options = _options(levels.call)
+    options = options_of(levels.call)
     if options is None:
         return levels.rest(slice(0, levels.call.sizes.queries))
-    return _measured(levels, options).rest.view(levels.row.shape) * math.log(2)
+    return measured_of(levels, options).rest.view(levels.row.shape) * math.log(2)
 
 
-def _measured(levels: Levels, options: dict[str, Any]) -> Measured:
+def measured_of(levels: Levels, options: dict[str, Any]) -> Measured:
     """What `measure` finds of the rows of a call, once."""
     if levels.on_gpu is None:
         from sightline.kernels.measure import measure
 
-        levels.on_gpu = measure(*_as_kernels_take(levels), levels.limit, **options)
+        levels.on_gpu = measure(*as_kernels_take(levels), levels.limit, **options)
     return levels.on_gpu
 
 
-def _as_kernels_take(levels: Levels) -> tuple[Tensor, Tensor, Tensor]:
+def as_kernels_take(levels: Levels) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and lse with one batch axis, q and k aligned."""
     from sightline.kernels.layout import aligned
 
@@ -182,7 +182,7 @@ def _as_kernels_take(levels: Levels) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, lse.contiguous()
 
 
-def _options(call: Call) -> dict[str, Any] | None:
+def options_of(call: Call) -> dict[str, Any] | None:
     """What a call asks of the kernels beside its tensors, or None if its mask is more than they know."""
     masked = _masks(call)
     if masked is None:

@@ -65,7 +65,11 @@ class Kind(NamedTuple):
 
 def passed(call: Call, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> bool:
     """Whether the kernels may do such a job: they have done a small one right."""
-    kind = _kind(call, job)
+    return tried(_kind(call, job), lambda kind: _try(kind, job, by_kernels, by_walk))
+
+
+def tried(kind: Any, attempt: Callable[[Any], str | None]) -> bool:
+    """Whether kernels of a kind may be used: an attempt, made once, says why not, or None."""
     right = _passed.get(kind)
     if right is None:
         with _lock:
@@ -75,7 +79,7 @@ def passed(call: Call, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> bool
             if right is None:
                 _trying.add(kind)
                 try:
-                    why_not = _try(kind, job, by_kernels, by_walk)  # an error is no answer: the next one asks again
+                    why_not = attempt(kind)  # an error is no answer: the next one asks again
                 finally:
                     _trying.remove(kind)
                 right = caches.put(_passed, kind, why_not is None, _MOST)
@@ -84,16 +88,20 @@ def passed(call: Call, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> bool
     return right
 
 
-def _kind(call: Call, job: Any) -> Kind:
+def mask_and_bias(call: Call) -> tuple[tuple[str, ...], str | None]:
+    """What kernels have to know of a call's mask and bias."""
     rules, tables = gpu_plan.split(call.mask)
     whole = all(rule.sees_first_key for rule in rules)
     mask = (*(["rule" if whole else "stretch"] if rules else []), *(["table"] if tables else []))
+    return mask, None if call.bias is None else "table" if isinstance(call.bias, Tensor) else "slopes"
+
+
+def _kind(call: Call, job: Any) -> Kind:
     return Kind(
         call.device,
         call.q.dtype,
         call.sizes.dim,
-        mask,
-        None if call.bias is None else "table" if isinstance(call.bias, Tensor) else "slopes",
+        *mask_and_bias(call),
         call.softcap is not None,
         call.sinks is not None,
         frozenset(job.rows),
@@ -125,7 +133,8 @@ def _try(kind: Kind, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> str | 
     return next((why_not for why_not in tried if why_not is not None), None)
 
 
-def _try_with(keys: int, kind: Kind, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> str | None:
+def small_call(kind: Any, keys: int) -> tuple[Call, Callable[..., Tensor]]:
+    """A call of some hundred rows, of the kind's device, dtypes, mask and bias; and what draws more numbers for it."""
     draw = torch.Generator("cpu").manual_seed(0)
 
     def new(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -146,6 +155,11 @@ def _try_with(keys: int, kind: Kind, job: Any, by_kernels: ByKernels, by_walk: B
     call = make_call(
         q, k, k, mask=mask, bias=bias, softcap=5.0 if kind.softcap else None, sinks=new(_HEADS) if kind.sinks else None
     )
+    return call, new
+
+
+def _try_with(keys: int, kind: Kind, job: Any, by_kernels: ByKernels, by_walk: ByWalk) -> str | None:
+    call, _ = small_call(kind, keys)
     small = [
         Picture(
             cell=(7, 13 + i),
@@ -158,16 +172,23 @@ def _try_with(keys: int, kind: Kind, job: Any, by_kernels: ByKernels, by_walk: B
     grids = {pictures.grid_key(picture): geometry.axes(picture, _QUERIES, keys) for picture in small}
     trial = job._replace(received=["received"] if kind.received else [], grids=grids, pictures=small)
     levels = Levels(call, rows_only(call))
+    return compared(lambda: by_kernels(levels, trial), lambda: by_walk(levels, trial), _same)
+
+
+def compared(
+    by_kernels: Callable[[], Results | None], by_walk: Callable[[], Results], same: Callable[[Results, Results], bool]
+) -> str | None:
+    """Why kernels may not be used, from what they and the walk give; None if they may."""
     try:
-        got = by_kernels(levels, trial)
+        got = by_kernels()
     except torch.OutOfMemoryError:
         raise  # of the moment, not of the kernels
     except Exception as error:
         return f"do not run ({type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]})"
-    return None if got is None or _same(got, by_walk(levels, trial)) else "give wrong numbers"
+    return None if got is None or same(got, by_walk()) else "give wrong numbers"
 
 
-def _say(kind: Kind, why_not: str) -> None:
+def _say(kind: Any, why_not: str) -> None:
     warnings.warn(
         f"the lens's GPU kernels {why_not} on this machine ({torch.cuda.get_device_name(kind.device)}, torch "
         f"{torch.__version__}) for {kind.dtype}, heads of {kind.dim}: torch's operations do it instead, more slowly",

@@ -68,7 +68,9 @@ class StrongestOfMap(Accumulator):
     def add(self, tile: Seen) -> None:
         sizes = tile.sizes if self.signed else tile.weights
         if tile.visible is not None:
-            sizes = sizes.masked_fill(~tile.visible, -1.0)
+            # Below what is absent, and all different: among equal ones a tile would have to be sorted.
+            below = torch.arange(-self.n - 1, -self.n - 1 - sizes.shape[-1], -1, dtype=sizes.dtype, device="cpu")
+            sizes = torch.where(tile.visible, sizes, below)
         self._best.add(sizes[0], tile.columns.start, tile.weights[0] if self.signed else None)
 
     def _put(self) -> None:

@@ -7,6 +7,7 @@ from torch import nn
 from sightline.models.families.base import Family, Source, set_biases
 from sightline.models.families.settings import Settings
 from sightline.models.image_encoder import ImageEncoder
+from sightline.models.pixels import read_pixels
 from sightline.nn import Encoder
 from sightline.positions import Learned
 
@@ -43,7 +44,9 @@ def vit(say: Settings) -> nn.Module:
     set_biases(encoder.layers, {f"attention.{part}": of_qkv for part in ("query", "key", "value")})
     weight = "classifier.weight"
     classes = say.checkpoint.shape(weight)[0] if weight in say.checkpoint else 0
-    return ImageEncoder(encoder, size=size, patch=patch, channels=channels, classes=classes)
+    model = ImageEncoder(encoder, size=size, patch=patch, channels=channels, classes=classes)
+    model.pixels = read_pixels(say.checkpoint, size)
+    return model
 
 
 def vit_names(say: Settings) -> dict[str, str | Source]:

@@ -18,6 +18,7 @@ from sightline.watching.intercept import active
 from sightline.watching.intercept.caller import callers
 from sightline.watching.intercept.changed import change
 from sightline.watching.intercept.torch_calls import look, position
+from sightline.watching.record.slices import slice_of
 
 if TYPE_CHECKING:
     from sightline.watching.intercept.function_mode import Audience
@@ -54,7 +55,12 @@ def looked(who: Audience, soft: Soft, weights: Tensor | None) -> Looked | str:
             if found is None:
                 return CHANGED
             scores = found
-        four = in_four(scores, heads, {x.shape[0] for x in given if x.dim()})
+        batches = {x.shape[0] for x in given if x.dim()}
+        if scores.dim() == 3 and heads is not None and len(batches) == 1:
+            piece = slice_of(scores.shape[0], next(iter(batches)), heads, soft.q, soft.k)
+            if piece is not None:
+                return _looked(who, scores[:, None], scores.shape, None, None)._replace(piece=piece)
+        four = in_four(scores, heads, batches)
         if four is None:
             return AXES
         if _between_channels(who.module, four, soft.q, given):
@@ -192,7 +198,7 @@ def in_four(x: Tensor, heads: int | None, batches: set[int]) -> Tensor | None:
             return x[None, None] if heads in (None, 1) else None
         case 3 if x.shape[0] in batches and heads in (None, 1):
             return x[:, None]
-        case 3 if heads is not None and x.shape[0] % heads == 0:
+        case 3 if heads is not None and _fits(x.shape[0], heads, batches):
             return x.unflatten(0, (-1, heads))
         case 3 if heads is None and len(batches) == 1 and x.shape[0] % max(batch := next(iter(batches)), 1) == 0:
             return x.unflatten(0, (batch, -1))
@@ -207,6 +213,12 @@ def in_four(x: Tensor, heads: int | None, batches: set[int]) -> Tensor | None:
         case 5 if heads == x.shape[1] and square:
             return x.transpose(1, 2).flatten(0, 1)
     return None
+
+
+def _fits(maps: int, heads: int, batches: set[int]) -> bool:
+    """Whether so many maps are all heads of all texts, or of parts of these: of fewer it is not known which."""
+    texts, rest = divmod(maps, heads)
+    return not rest and (not batches or any(texts % batch == 0 for batch in batches if batch))
 
 
 def _like(x: Tensor | None, shape: torch.Size, four: torch.Size) -> Tensor | None:

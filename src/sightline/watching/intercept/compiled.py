@@ -4,6 +4,10 @@ Nobody sees into a compiled graph. What goes into it is known, though: after the
 runs once more on the same inputs, uncompiled and without gradients, and the watches look at that. Where a second run
 could do harm or would be another one (a cache that grows, random numbers, hooks), there is none, and the module is
 named in `seen.unseen`.
+
+Who waits for gradients (`influence=True`) needs them in that second run: it has a graph of its own, without parameters
+and inputs, and what arrives at the output of the compiled code goes into both. So the model's own gradients are those
+of its compiled code, to the bit, and the heads have theirs.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from sightline.watching.intercept import active
 from sightline.watching.intercept.caller import inner
+from sightline.watching.intercept.heads import check_gradients, compiled_gives
 
 if TYPE_CHECKING:
     from sightline.watching.watcher import Watcher
@@ -48,12 +53,24 @@ class Region:
         if not watchers or torch._C._current_graph_task_id() != -1:
             with active.quiet(compiled=True):
                 return self.compiled(*args, **kwargs)
+        influences: list[Any] = [
+            one for watcher in watchers if (one := getattr(watcher, "influence", None)) is not None
+        ]
+        if influences:
+            check_gradients()
         before = _Before(self.parts(), args, kwargs)
         with active.quiet(compiled=True):
             out = self.compiled(*args, **kwargs)
         reason = before.why_not_again()
-        if reason is None:
-            reason = self._again(watchers, args, kwargs, out)
+        if reason is None and influences:
+            heard = [tap for one in influences for tap in one.taps]
+            with _without_gradients(self.module):
+                cut = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, (args, kwargs))
+                again, reason = self._again(watchers, cut[0], cut[1], out, gradients=True)
+            if not all(any(tap is other for other in heard) for one in influences for tap in one.taps):
+                out = _bridged(out, again, self.module)
+        elif reason is None:
+            _, reason = self._again(watchers, args, kwargs, out)
         elif not any(map(_may_attend, self.module.modules())):
             return out
         if reason is not None:
@@ -77,18 +94,21 @@ class Region:
                 watcher.enters(self.module, args, kwargs)
                 stack.callback(watcher.leaves)
 
-    def _again(self, watchers: list[Watcher], args: tuple, kwargs: dict, out: Any) -> str | None:
-        """The second run, which the watches see; and what is wrong with it."""
+    def _again(
+        self, watchers: list[Watcher], args: tuple, kwargs: dict, out: Any, gradients: bool = False
+    ) -> tuple[Any, str | None]:
+        """What the second run gives, which the watches see; and what is wrong with it."""
         with ExitStack() as stack:
-            stack.enter_context(_beside(args, kwargs))
+            stack.enter_context(_beside(args, kwargs, gradients))
             self._hooked(stack, watchers, args, kwargs)
             again = self.compiled(*args, **kwargs)  # uncompiled, as all compiled code while somebody watches
             for mine, theirs in zip(tree_leaves(again), tree_leaves(out)):
                 if isinstance(theirs, Tensor) and theirs.is_floating_point() and theirs.numel():
                     size = theirs.detach().abs().nan_to_num().max()
                     if mine.shape != theirs.shape or bool((mine - theirs).abs().max() > 0.05 * size):
-                        return "compiled; its layers are those of a second, uncompiled run, whose output was another"
-        return None
+                        said = "compiled; its layers are those of a second, uncompiled run, whose output was another"
+                        return again, said
+        return again, None
 
     def parts(self) -> list[nn.Module]:
         """The modules that run inside the compiled code."""
@@ -177,14 +197,55 @@ def standing_in(regions: list[Region]) -> Iterator[None]:
                     del vars(region.owner)[region.attribute]
 
 
+class _Bridge(torch.autograd.Function):
+    """What compiled code gave, whose gradient goes to a second run as well."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, again: Tensor) -> Tensor:
+        return out.clone()  # what the model goes on with it may write into
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad
+
+
+def _bridged(out: Any, again: Any, module: nn.Module) -> Any:
+    """What compiled code gave, with every number of it connected to the same number of the second run."""
+    (outs, how), (agains, other) = tree_flatten(out), tree_flatten(again)
+    if how == other:
+        pairs = [
+            isinstance(a, Tensor)
+            and isinstance(b, Tensor)
+            and b.requires_grad
+            and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+            for a, b in zip(outs, agains)
+        ]
+        if any(pairs):
+            return tree_unflatten([_Bridge.apply(a, b) if p else a for a, b, p in zip(outs, agains, pairs)], how)
+    raise compiled_gives(type(module).__name__, type(out).__name__)
+
+
 @contextmanager
-def _beside(args: tuple, kwargs: dict) -> Iterator[None]:
+def _without_gradients(module: nn.Module) -> Iterator[None]:
+    """Parameters have no place in a graph that is made in here."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _beside(args: tuple, kwargs: dict, gradients: bool) -> Iterator[None]:
     """What runs in here leaves no gradient, no random number drawn, and no weight cast for later."""
     devices = {x.device.index for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_cuda}
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
+        with torch.random.fork_rng(devices=list(devices)), torch.set_grad_enabled(gradients):
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

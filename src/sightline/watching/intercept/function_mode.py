@@ -18,6 +18,7 @@ from sightline.nn.observe.listener import Listener
 from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
 from sightline.watching.intercept.flex import flex
+from sightline.watching.intercept.joint import CATS, Joint
 from sightline.watching.intercept.marks import Trace
 from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING
 
@@ -100,7 +101,8 @@ class Audience:
 
     def edit(self, attended: Attended) -> Edited:
         """The call as all edits together have it."""
-        editor, name = self.editing[0]
+        # One that only listens does so behind all changes.
+        editor, name = next((one for one in self.editing if getattr(one[0], "listens", False)), self.editing[0])
         self.edited = True
         edited: Edited = editor.edit(name, attended, self.editing)
         return edited
@@ -196,6 +198,7 @@ class WatchMode(Listener):
         super().__init__()
         self.trace = Trace(buffers)  # of attention that no handler sees
         self.trace.hear = _by_hand
+        self.joint: Joint | None = None  # what text and image are put together by
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Nearly all calls end here: a look-up, and nothing to be done.
@@ -205,6 +208,8 @@ class WatchMode(Listener):
         idle = care is NONE
         if not idle and not self.trace.marks:
             idle = care is MARKS or (care is FIRST and bool(args) and self._new(args[0]))
+        if self.joint is not None and func in CATS:
+            self.joint.cat(args, kwargs or {})
         if idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
@@ -248,11 +253,11 @@ def _by_hand(soft: Soft, weights: Tensor | None, weighing: Weighing, softmax: nn
     module comes last: a frame whose first argument is a module is taken for a method of it.
     """
     every, result = unseen.holders(unseen.BY_HAND, softmax), weighing.result
-    if any(getattr(watcher, "heard", _nothing)() is result for watcher, _ in every):
+    if any(getattr(watcher, "product_by_hand", _nothing)() is result for watcher, _ in every):
         return result
     hearing = [(watcher, name) for watcher, name in every if hasattr(watcher, "module_of")]
     for watcher, name in every:
-        if (watcher, name) not in hearing:  # a monitor
+        if (watcher, name) not in hearing:
             unseen.drop(watcher, name, unseen.BY_HAND, by_hand=True)
     module = hearing[0][0].module_of(hearing[0][1]) if hearing else None
     if module is None:
@@ -260,20 +265,27 @@ def _by_hand(soft: Soft, weights: Tensor | None, weighing: Weighing, softmax: nn
     for watcher, _ in hearing:
         watcher.listening.always = True
     who = Audience(module, hearing)
+    found: Any
     if who.editing:
         found, result = by_hand.edited(who, soft, weights, weighing)
-    else:
-        found = by_hand.looked(who, soft, weights)
-    if isinstance(found, str):
-        for watcher, name in hearing:
-            unseen.drop(watcher, name, found, by_hand=True)
+    try:
+        if not who.editing:
+            found = by_hand.looked(who, soft, weights)
+        if isinstance(found, str):
+            for watcher, name in hearing:
+                unseen.drop(watcher, name, found, by_hand=True)
+            return result
+        who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
+        who.record(found)
+    except Exception as error:
+        if not who.lenient:
+            raise
+        who.miss(f"no account of it: {error}".splitlines()[0], -1, 0)
         return result
-    who.wanting = [(watcher, name) for watcher, name in who.wanting if name not in watcher.seen._unseen]
-    who.record(found)
     for watcher, name in who.wanting:
         watcher.mark_by_hand(name)
     for watcher, _ in every:
-        watcher.heard = weakref.ref(result)  # type: ignore[attr-defined]
+        watcher.product_by_hand = weakref.ref(result)  # type: ignore[attr-defined]
     return result
 
 

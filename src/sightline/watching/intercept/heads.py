@@ -125,11 +125,11 @@ def before_projection(func: Any, name: str, found: list[Heads]) -> Callable:
     return own
 
 
-def compiled(name: str) -> InputError:
-    """What is said of a model whose compiled code nobody reaches into."""
+def compiled_gives(name: str, what: str) -> InputError:
+    """What is said of compiled code whose output holds no number that a gradient could be followed from."""
     return InputError(
-        f"{name} is compiled, and gradients pass by what is inside of its graph",
-        expected="modules that run uncompiled",
-        got="torch.compile",
+        f"{name} is compiled, and no gradient can be followed from what it gives into its layers",
+        expected="tensors, or tuples, lists and dictionaries of them, that depend on its attention",
+        got=what,
         hint='with torch.compiler.set_stance("force_eager"): with sl.watch(model, influence=True) as seen: …',
     )

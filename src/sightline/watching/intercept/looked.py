@@ -9,6 +9,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.watching.intercept.heads import Heads
+    from sightline.watching.record.slices import Slice
 
 
 class Looked(NamedTuple):
@@ -21,6 +22,7 @@ class Looked(NamedTuple):
     heads: Heads | None = None  # what they gave, where somebody wants it
     key: Tensor | None = None  # the keys, where those of the call stand for scores alone: q and k cannot be kept
     real: Tensor | None = None  # [batch, keys]: which keys are no padding, where no mask says so
+    piece: Slice | None = None  # where these are some of the maps of a layer: each is a text with one head then
 
 
 class Attended(NamedTuple):

@@ -19,6 +19,7 @@ from sightline.masks import Mask, as_mask, causal
 from sightline.portable import one_batch_axis
 from sightline.watching.intercept import active
 from sightline.watching.intercept.changed import change, tell
+from sightline.watching.intercept.distributed import is_distributed, whole
 from sightline.watching.intercept.edited_heads import edited_heads
 from sightline.watching.intercept.heads import Heads, before_projection, check, heads_first
 from sightline.watching.intercept.looked import Looked
@@ -45,6 +46,8 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         who.miss("given nested tensors", -1, 0)
         with active.quiet():
             return func(**given)
+    if is_distributed(q) or is_distributed(k):
+        return _distributed(func, given, who)
     queries, keys = q.shape[-2], k.shape[-2]
     flag = bool(given.get("is_causal", False))
     if isinstance(table, LazyMask):
@@ -92,6 +95,25 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     heads = Heads(out, v, heads_first) if who.deep else None
     if not tell(who, edited, first, first_key, heads):
         who.record(look(q, k, k, *meant, lse, sees, heads))
+    return out
+
+
+def _distributed(func: Any, given: dict[str, Any], who: Audience) -> Any:
+    """The same of tensors that lie on several ranks."""
+    check(who, given.get("dropout_p", 0.0))
+    with active.quiet():
+        out = func(**given)
+    if not who.wanting:
+        return out
+    found = whole(who, given)
+    if isinstance(found, str):
+        who.miss(found, -1, 0)
+        return out
+    q, k = found
+    flag = bool(given.get("is_causal", False))
+    mask = causal("end" if q.shape[-2] == k.shape[-2] else "start") if flag else None
+    first = position(who, q.shape[-2], k.shape[-2], flag, None)
+    who.record(look(q, k, k, mask, None, given.get("scale"), first))
     return out
 
 

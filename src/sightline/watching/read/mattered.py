@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Mattered:
     """The part of a run that is about what mattered."""
 
+    meta: dict[str, Any]
     _influence: Influence | None = None
 
     def backward(self, y: Float[Tensor, "*batch"], add: bool = False) -> None:
@@ -49,8 +50,9 @@ class Mattered:
     def by_head(self, of: str = "influence") -> Float[Tensor, "batch layers heads"]:
         """One number for each head: its influence or pull over all cells, or what it carries (`"norms"`), a query.
 
-        Heads stand by their number in the model; NaN where a layer has fewer, or where one was not watched. A row of
-        pull sums to 0, but for what a sink takes. `plots.by_head(seen)` draws it.
+        Heads stand by their number in the model; NaN where a layer has fewer, or where one was not watched, and of
+        layers that write attention out by hand (`seen[layer].influence` says so). A row of pull sums to 0, but for what
+        a sink takes. `plots.by_head(seen)` draws it.
 
         >>> import torch
         >>> from sightline.watching import watch
@@ -62,12 +64,24 @@ class Mattered:
         """
         return by_head(self, of)  # type: ignore[arg-type]
 
-    def spans(self, keys: Any, queries: Any = None, of: str = "weights", reduce: str | None = None) -> LayerSpans:
+    @property
+    def joint(self) -> dict[str, dict[str, slice]]:
+        """Where text and image lie in the layers that attend to both at once, as SD3's and Flux's do.
+
+        Known by the names that the model's code has for the two when it puts them side by side; `{}` for other models.
+        """
+        found = self.meta.get("joint", {})
+        return {layer: {name: slice(*ends) for name, ends in parts.items()} for layer, parts in found.items()}
+
+    def spans(
+        self, keys: Any = None, queries: Any = None, of: str = "weights", reduce: str | None = None
+    ) -> LayerSpans:
         """What each layer has between named parts of the text: `{layer: Spans}`, and a table in notebooks.
 
         `keys` and `queries` are `{name: part}`. A part is a slice, positions, a text that occurs once, or
         (start, end) in characters; for characters the tokens must be known (`tokenizer=`). The rest is as in
-        `Sight.spans`: without queries all are one.
+        `Sight.spans`: without queries all are one. Without keys, both are the text and the image of the layers in
+        `seen.joint`, and there are no others.
 
         >>> import torch
         >>> from sightline.watching import watch

@@ -62,6 +62,8 @@ def spans(seen: Seen, keys: Any, queries: Any, of: str, reduce: str | None) -> L
     """What each layer has between named parts."""
     found = LayerSpans()
     found.of = of
+    if keys is None:
+        return _of_joint(seen, found, queries, reduce)
     for name in seen.layers:
         sight = seen[name]
         batch, _, rows, columns = sight.shape
@@ -71,6 +73,21 @@ def spans(seen: Seen, keys: Any, queries: Any, of: str, reduce: str | None) -> L
         found[name] = sight.spans(for_keys, for_queries, of, reduce)
     if not found:
         seen[0]  # says why there is none
+    return found
+
+
+def _of_joint(seen: Seen, found: LayerSpans, queries: Any, reduce: str | None) -> LayerSpans:
+    """The same between text and image, of the layers that attend to both."""
+    for name, parts in seen.joint.items():
+        if name in seen:
+            found[name] = seen[name].spans(parts, parts if queries is None else queries, found.of, reduce)
+    if not found:
+        raise InputError(
+            "no layer is known to attend to text and image at once",
+            expected="keys, or a model with joint attention, as SD3's and Flux's",
+            got=f"{len(seen)} layers without",
+            hint='seen.spans({"text": slice(0, 77), "image": slice(77, None)})',
+        )
     return found
 
 

@@ -36,6 +36,8 @@ def beside(layer: Layer) -> Extra:
     if any("along" in part.extra for part in parts):
         found["along"] = cat([part.extra.get("along", _nothing(part)) for part in parts], -1)
         found["grad"] = _gradients(parts, layer.freed, stored.grad)
+    if not found:
+        return Extra(lacks=next((part.extra["lacks"] for part in parts if "lacks" in part.extra), None))
     row = parts[0].found["row"].dtype
     return Extra(**found | {name: found[name].to(row) for name in ("along", "sizes") if name in found})
 

@@ -136,6 +136,12 @@ class Block:
         """The last step is as expected: its keys hold all of those before."""
         self.k = self.new
 
+    def without_last(self) -> tuple[Step, Tensor]:
+        """Take the last step away, with its keys."""
+        step, k = self.steps.pop(), self.new
+        self.new, self.version = self.k, None
+        return step, k
+
     def prune(self) -> bool:
         """Forget steps that their layer has let go. Whether any are left."""
         alive = {id(part) for part in self.layer.parts}

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sightline.watching.record.account import Wanted
     from sightline.watching.record.layer import Layer, Part
 
+# What is said of a call whose weights alone were seen.
+LACKS = "attention written by hand: its weights were seen, not the heads' output nor the values"
+
 
 class Deeper:
     """The part of a watch that looks beyond the weights; what nobody asked for is not done."""
@@ -35,6 +38,9 @@ class Deeper:
         """A call that became a part of its layer: of the chosen heads, `call` and `row`."""
         heads = looked.heads
         if heads is None:
+            part.extra["lacks"] = LACKS
+            if self.influence is not None:
+                self.influence.untold.add(layer.name)
             return
         s = looked.call.sizes
         v = heads.values(s)

@@ -64,6 +64,16 @@ def save(seen: Seen, folder: Path, keep_qk: bool, image: str | Path | bytes | No
     return folder
 
 
+def add_image(folder: Path, image: bytes) -> None:
+    """Put an image beside a run that was saved already."""
+    name, content = read_image(image)
+    write_whole(folder / name, lambda path: path.write_bytes(content), durable=False)
+    index = read_index(folder)
+    index["meta"] = {**index["meta"], "image": name}
+    text = json.dumps(index).encode()
+    write_whole(folder / INDEX, lambda path: path.write_bytes(text), durable=False)
+
+
 class Writer:
     """Writes a run into a folder, layer by layer, as it comes."""
 
@@ -180,7 +190,7 @@ class Writer:
         self.files[layer.name] = names
         self.stale = [[old for old in group if old not in names] for group in self.stale]
         self.written[layer.name] = state
-        if isinstance(layer, Layer) and self.free:
+        if isinstance(layer, Layer) and self.free and layer.orders is None:
             layer.forget(lambda: _read_sight(path))
 
     def _index(self, complete: bool, durable: bool = False) -> None:

@@ -1,45 +1,46 @@
-"""Whether the steps of a generation belong together: they do while the cached keys stay where they were.
+"""Whether the steps of a generation belong together: they do while the cached keys are those that were seen.
 
-Beam search moves sequences to other rows between steps, assisted decoding takes tokens back. The rows that were seen
-are then of other sequences, or of tokens that are no more. Nothing of the model is asked: each key that was seen is
-remembered by one number, and compared when it comes again.
+Beam search moves sequences to other rows between steps, assisted decoding takes tokens back: `searching.py`. Nothing of
+the model is asked: each key that was seen is remembered by one number, and compared when it comes again.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from sightline.errors import explain
 from sightline.watching.intercept.caller import inside
+from sightline.watching.intercept.searches import ASSISTED, SEARCHES
 from sightline.watching.record.image import find_grid
 from sightline.watching.record.layer import Layer
+from sightline.watching.record.runs import put_away
+from sightline.watching.record.searching import CROPPED, OVER, Searching
+from sightline.watching.record.slices import SLICED
 from sightline.watching.record.windows import Windows
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+    from sightline.watching.intercept.listen import Listening
     from sightline.watching.intercept.looked import Looked
+    from sightline.watching.record.deeper import Deeper
     from sightline.watching.record.folder import Writer
     from sightline.watching.record.gather import Gather
     from sightline.watching.seen import Seen
     from sightline.watching.tokens import Reader
 
-# What transformers calls its ways to generate that move or take back what is in the cache.
-BEAMS = "beam search"
-_SEARCHES = {"_beam_search": BEAMS, "_assisted_decoding": "assisted decoding"}
-
-MOVED = "its cache was reordered or changed between two steps"
-CROPPED = "its cache was cropped between two steps"
 APART = "its steps do not join"
-BATCH = "the number of sequences changed between two steps"
+DRAFTS = "the model drafts tokens for itself"
 
 
 def search() -> str | None:
     """The search of transformers that is under way, if it does more than add tokens."""
-    return next((what for name, what in _SEARCHES.items() if inside(name, "transformers")), None)
+    return next((what for name, what in SEARCHES.items() if inside(name, "transformers")), None)
 
 
 @torch.no_grad()
@@ -66,7 +67,18 @@ class Follow:
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[int, Tensor]] = {}  # of each layer: its first key, and the marks from there on
+        self.before: dict[str, tuple[int, Tensor]] = {}  # the same before this pass
         self.changed: list[Tensor] = []
+
+    @staticmethod
+    def marks(k: Tensor) -> Tensor:
+        return marks(k)
+
+    @staticmethod
+    def pair(old: tuple[int, Tensor], new: tuple[int, Tensor]) -> tuple[Tensor, Tensor]:
+        """The marks of the keys that both have, and of those that came after."""
+        start = max(old[0], new[0])  # a window has let the first keys go
+        return old[1][:, start - old[0] :], new[1][:, start - new[0] :]
 
     def step(self, name: str, k: Tensor, first_key: int, cross: bool) -> None:
         """Take in the keys of a call; what was there before is compared, and the answer is left for `moved`."""
@@ -77,16 +89,15 @@ class Follow:
         changed = self.changes(name, new, first_key, cross)
         if changed is not None:
             self.changed.append(changed)
+            self.before.setdefault(name, self.known[name])
         self.known[name] = first_key, new
 
     def changes(self, name: str, new: Int[Tensor, "batch keys"], first_key: int, cross: bool = False) -> Tensor | None:
         """Whether keys are not what they were; None if nothing is known of them."""
         if name not in self.known:
             return None
-        first, old = self.known[name]
-        start = max(first, first_key)  # a window has let the first keys go
-        old, again = old[:, start - first :], new[:, start - first_key :]
-        if again.shape[1] < old.shape[1] or (cross and again.shape != old.shape):
+        old, again = self.pair(self.known[name], (first_key, new))
+        if again.shape[1] < old.shape[1] or again.shape[0] != old.shape[0] or (cross and again.shape != old.shape):
             return torch.ones((), dtype=torch.bool, device=new.device)
         return (again[:, : old.shape[1]] != old).any()
 
@@ -96,10 +107,10 @@ class Follow:
         return bool(torch.stack([x.cpu() for x in changed]).any()) if changed else False
 
     def restart(self) -> None:
-        self.known, self.changed = {}, []
+        self.known, self.before, self.changed = {}, {}, []
 
 
-class Following:
+class Following(Searching):
     """The part of a watch that says whether its run is still one, and what is left if not."""
 
     model: nn.Module
@@ -112,7 +123,11 @@ class Following:
     counts: dict[str, int]
     writer: Writer | None
     gather: Gather
-    _restart: Callable[[], None]
+    listening: Listening
+    end_slices: Callable[[], list[str]]
+    warned: bool
+    runs: int | None
+    deeper: Deeper
 
     def begin_following(self) -> None:
         self.follow, self.search, self.windows = Follow(), search(), Windows()
@@ -121,23 +136,57 @@ class Following:
         self.read: Tensor | None = None  # the ids when this pass began
         self.read_memory: Tensor | None = None  # and those of the encoder
         self.tokens: dict[int, int] = {}  # how many they were, for each pass
+        self.begin_search()
+
+    def _restart(self) -> None:
+        """A new input: its sights take the place of those before."""
+        grown = self.reader.grows()
+        if self.runs != 1 and not grown and not self.search:
+            self.gather.flush()
+            self.put_in_order()
+            put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
+        elif self.seen.layers and not self.warned and not grown and not self.search:
+            self.warned = True
+            warnings.warn(
+                explain(
+                    "a second run began inside one sl.watch block",
+                    expected="one forward pass or one generation in a block",
+                    got="another input: its sights take the place of the first one's",
+                    hint='one block for each run, or sl.watch(model, runs="all")',
+                ),
+                UserWarning,
+                stacklevel=2,
+            )
+        self.gather.forget()
+        self.deeper.restart()
+        self.seen._layers.clear()
+        self._follow_anew()
+        self.seen.meta["runs"] += 1
+        self.ends.clear()
+        self.reader.restart()
 
     def _follow_pass(self) -> None:
         self.search, self.read, self.read_memory = search(), self.reader.ids, self.reader.memory
+        if self.search == ASSISTED and self._followed() and inside("get_candidates", "transformers"):
+            self._lose(max(layer.parts[-1].turn for layer in self._followed()), DRAFTS)
         self.tokens[self.passes] = 0 if self.read is None else self.read.shape[-1]
+        if self.listening.mode.joint is not None:
+            self.listening.mode.joint.found.clear()
 
     def _follow_anew(self) -> None:
         """A new run: what was said of the one before is of no interest."""
+        self.seen.meta.pop("joint", None)
         for name in self.said:
             self.seen._unseen.pop(name, None)
         self.said.clear()
         self.lost = None
         self.follow.restart()
+        self.begin_search()
 
     def _is_followed(self, full: str, batch: tuple[int, ...]) -> bool:
         layer = self.seen._layers.get(full)
         if self.lost is None and isinstance(layer, Layer) and layer.parts[-1].call.sizes.batch != batch:
-            self._lose(self.passes, BATCH)
+            self.resized = True
         if self.lost is not None:
             self._say_unseen(full, self.lost)
         return full not in self.said
@@ -158,10 +207,24 @@ class Following:
 
     def _note_grid(self) -> None:
         """The block is left: the patches of an image that the model was given, if its tokens are these."""
-        layer = next((layer for layer in self._followed() if layer.kind == "self"), None)
-        grid = find_grid(self.model, self.reader.image, None if layer is None else layer.keys)
+        layers = sorted(self._followed(), key=lambda layer: layer.kind != "self")
+        if not layers:
+            return
+        ids = None if self.reader.ids is None else self.reader.ids.tolist()
+        # Beside a text that is no tokens, the image begins where it is known to.
+        start, stop = self.seen.meta.get("joint", {}).get(layers[0].name, {}).get("image", (0, layers[0].keys))
+        grid, starts = find_grid(self.model, self.reader.image, stop - start, ids)
         if grid is not None:
-            self.seen.meta["grid"] = list(grid)
+            self.seen.meta["grid"] = list(grid._replace(first=start + grid.first))
+            if starts is not None:
+                self.seen.meta["patches"] = starts
+
+    def _note_joint(self, full: str, queries: int, keys: int) -> None:
+        """A new layer: where text and image lie in it, if it attends to both."""
+        joint = self.listening.mode.joint
+        parts = None if joint is None else joint.parts(queries, keys)
+        if parts is not None:
+            self.seen.meta["joint"] = self.seen.meta.get("joint", {}) | {full: parts}
 
     def module_of(self, name: str) -> nn.Module | None:
         """The module of this path."""
@@ -175,12 +238,14 @@ class Following:
     def _joins(self, full: str, first_query: int, end_key: int) -> None:
         """Whether a call goes on where the passes before ended, takes something back, or is of another run."""
         if 0 < first_query == end_key:
-            if self.search == BEAMS:
-                self._lose(self.passes, MOVED)
+            if self.over:
+                self._lose(self.passes, OVER)
             self.continues = self.lost is None
         elif self.continues:
-            if first_query > end_key:
+            if first_query > 0:
                 self._say_unseen(full, APART)
+        elif self.search == ASSISTED and 0 < first_query < end_key and self.crop(end_key - first_query):
+            self.continues = True
         elif first_query > 0 and self.search:
             self._lose(self._turn_beyond(first_query), CROPPED if first_query < end_key else APART)
         elif 0 < first_query < end_key and self._has_parts_before(turn := self._turn_beyond(first_query)):
@@ -209,8 +274,9 @@ class Following:
     def _settle(self) -> None:
         """A pass is over: were the keys in its caches those that had been seen?"""
         self.gather.end_pass()
-        if self.follow.moved() and self.lost is None:
-            self._lose(self.passes, MOVED)
+        for name in self.end_slices():
+            self.seen._unseen.setdefault(name, SLICED)
+        self.settle_rows()
 
     def _lose(self, turn: int, why: str) -> None:
         """Stop following the run: what was seen before this pass still holds and stays, the rest goes."""

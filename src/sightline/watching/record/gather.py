@@ -31,8 +31,9 @@ from sightline.watching.record.batches import (
     stacked_sinks,
 )
 from sightline.watching.record.decoding_steps import Block, Sees, Step, differ, moved, sees
-from sightline.watching.record.follow import MOVED, marks
+from sightline.watching.record.follow import marks
 from sightline.watching.record.layer import Layer, Part
+from sightline.watching.record.searching import MOVED
 from sightline.watching.record.shares import Place
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Gather:
         self.calls: list[Waiting] = []
         self.blocks: dict[str, Block] = {}
         self.bytes = 0  # of calls
+        self.looks_closer = 0  # the pass whose calls do not wait, so that their rows are compared one by one
         self.lock = threading.RLock()
         self._seen: dict[tuple, tuple[Mask | None, Sees | None]] = {}  # masks of steps in this pass, and what they see
         self._same: dict[tuple[int, int], tuple[Tensor, Tensor, bool]] = {}
@@ -86,7 +88,7 @@ class Gather:
         block = self.blocks.get(layer.name)
         found = None
         if self.takes_steps and s.queries == 1 and layer.parts and layer.kind == "self" and first_query == end_key - 1:
-            found = self._sees(call)
+            found = self._sees(call) if layer.parts[-1].call.sizes.batch == s.batch else None
         if found is None:
             if block is not None:
                 self.flush_steps()
@@ -94,8 +96,13 @@ class Gather:
         with self.lock:
             with_ids = watcher.ids_fit(layer.name, s.batch[0], end_key)
             if block is not None and not self._goes_on(block, call, found, first_key, with_ids):
+                full = self._is_full(block, call)
                 self.flush_steps()
                 block = None
+                if not full:
+                    self.looks_closer = watcher.passes  # of another kind: perhaps of other sequences
+            if self.looks_closer == watcher.passes:
+                return False
             if block is None:
                 if layer.parts[-1].end_key != end_key - 1 or layer.parts[-1].arriving is None:
                     return False  # not next to what is followed
@@ -150,11 +157,13 @@ class Gather:
             self._seen[key] = (call.mask, sees(self.watcher.own_mask(call), s.keys, call.k.device))
         return self._seen[key][1]
 
-    def _goes_on(self, block: Block, call: Call, found: Sees, first_key: int, with_ids: bool) -> bool:
+    @staticmethod
+    def _is_full(block: Block, call: Call) -> bool:
         more = len(block.steps) + 1
-        if more > STEPS or not is_small(cells_of(call) * more):
-            return False
-        if not block.goes_on(call, found, first_key, with_ids):
+        return more > STEPS or not is_small(cells_of(call) * more)
+
+    def _goes_on(self, block: Block, call: Call, found: Sees, first_key: int, with_ids: bool) -> bool:
+        if self._is_full(block, call) or not block.goes_on(call, found, first_key, with_ids):
             return False
         before, now = block.steps[-1].real, found.real
         if before is None or now is None:
@@ -220,11 +229,43 @@ class Gather:
         if fresh and not fresh[0].k.is_cuda:
             with aside():
                 if moved(fresh):
-                    self.watcher._lose(max(block.steps[-1].part.turn for block in fresh), MOVED)
-                    self._prune()
+                    self._apart(fresh)
                     return
         for block in fresh:
             block.believe()
+
+    def _apart(self, fresh: list[Block]) -> None:
+        """The last step found other keys than the ones before it: these are accounted for, and it by itself."""
+        last = [(block, *block.without_last()) for block in fresh]
+        for name, block in list(self.blocks.items()):
+            if not block.steps:
+                block.layer.settle = None
+                del self.blocks[name]
+        self.flush_steps()
+        for block, step, k in last:
+            if _holds(block.layer, step.part):
+                self._alone(block, step, k)
+
+    def _alone(self, block: Block, step: Step, k: Tensor) -> None:
+        layer, part, watcher = block.layer, step.part, self.watcher
+        call = block.call.replace(q=step.q, k=k, v=k, mask=step.mask, sizes=block.call.sizes._replace(keys=k.shape[-2]))
+        watcher.order_ids(layer, k, part.first_key)
+        watcher.follow.step(layer.name, k, part.first_key, False)
+        row = step.row
+        if layer.heads is not None:
+            call, row = select(call, row, heads=layer.heads)
+        at = part.end_key - 1
+        cell = cells_for(call.sizes.batch[0] * call.sizes.heads, part.row + 1, part.end_key)
+        repeats = watcher.repeats_at(layer.name, at, part.end_key) if block.with_ids else None
+        found = account(call, row, watcher.wanted, Place(part.row, part.first_key, at, cell, repeats))
+        if watcher.keep:
+            found |= {"q": call.q, "k": call.k[..., -1:, :].contiguous()}
+        if call.sinks is not None:
+            found["sinks"] = call.sinks
+        mask = None if step.mask is None else step.mask.to("cpu", copy=True)
+        part.call, part.cell = call.replace(q=None, k=None, v=None, mask=mask, sinks=None), cell
+        part.arriving = watcher.ship.send(found)
+        watcher.deeper.merged(layer, part, [part])
 
     def _prune(self) -> None:
         layers = self.watcher.seen._layers

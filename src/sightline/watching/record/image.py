@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from sightline.errors import InputError, InputTypeError, missing
+from sightline.image_files import content_of, decoded
 
-# Pixels of an image that is saved, and tokens that may stand before its patches.
-LARGEST, _BEFORE = 64_000_000, 16
+# Tokens that may stand before the patches of an image, where nothing says which they are.
+_BEFORE = 16
 NAMES = {"PNG": "image.png", "JPEG": "image.jpg"}
 
 
@@ -69,39 +68,8 @@ class Pictured:
 
 def read_image(image: str | Path | bytes) -> tuple[str, bytes]:
     """The name that an image is saved by, and its bytes: a PNG or JPEG that can be decoded whole."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise missing("saving an image", "plots", error) from error
-    if not isinstance(image, str | Path | bytes):
-        raise InputTypeError(
-            "an image is a file or its bytes",
-            expected="a path, or bytes",
-            got=type(image).__name__,
-            hint='seen.save(folder, image="photo.png")',
-        )
-    content = image if isinstance(image, bytes) else Path(image).read_bytes()
-    try:
-        with Image.open(io.BytesIO(content), formats=tuple(NAMES)) as found:
-            width, height = found.size
-            if width * height <= LARGEST:
-                found.load()
-            kind = found.format
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(
-            "this is not an image that can be saved",
-            expected="a whole PNG or JPEG",
-            got=str(error) or type(error).__name__,
-            hint="convert it first: PIL.Image.open(…).save('photo.png')",
-        ) from error
-    if width * height > LARGEST:
-        raise InputError(
-            "the image is too large",
-            expected=f"at most {LARGEST:,} pixels",
-            got=f"{width} x {height}",
-            hint="the size that the model was given is enough",
-        )
-    return NAMES[str(kind)], content
+    content = content_of(image)
+    return NAMES[str(decoded(content, "saving an image").format)], content
 
 
 def image_size(args: tuple, kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
@@ -113,20 +81,49 @@ def image_size(args: tuple, kwargs: dict[str, Any]) -> tuple[int, int, int] | No
     return None
 
 
-def find_grid(model: nn.Module, size: tuple[int, int, int] | None, keys: int | None) -> Grid | None:
+def find_grid(
+    model: nn.Module, size: tuple[int, int, int] | None, keys: int | None, ids: list[list[int]] | None = None
+) -> tuple[Grid | None, list[int | None] | None]:
     """The patches that a model cuts an image into, if its tokens are these, with few before them; else None.
 
+    A text may hold them too, as so many tokens of one kind: then also where they begin in each text of the batch.
+
     >>> find_grid(nn.Sequential(nn.Conv2d(3, 8, 16, 16)), (3, 224, 160), 141)
-    Grid(rows=14, columns=10, first=1)
+    (Grid(rows=14, columns=10, first=1), None)
     """
-    if size is None or keys is None:
+    step = None if size is None else next((found for m in model.modules() if (found := _patch(m, size[0]))), None)
+    if size is None or step is None or keys is None or min(step) < 2:
+        return None, None
+    rows, columns = size[1] // step[0], size[2] // step[1]
+    starts = _starts(model, rows * columns, ids) if rows * columns else None
+    first = keys - rows * columns
+    if starts is not None and ids is not None and keys == len(ids[0]):  # layers of the text, and none of the image
+        first = next(start for start in starts if start is not None)
+    elif not rows * columns or not 0 <= first <= _BEFORE:
+        return None, None
+    return Grid(rows, columns, first), starts
+
+
+def _starts(model: nn.Module, patches: int, ids: list[list[int]] | None) -> list[int | None] | None:
+    """Where in each text the tokens that stand for the patches of an image begin; None if there are none."""
+    config = getattr(model, "config", None)
+    names = ("image_token_id", "image_token_index")
+    token = next((one for name in names if type(one := getattr(config, name, None)) is int), None)
+    if ids is None or token is None:
         return None
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.in_channels == size[0]:
-            step = module.stride
-            if step != module.kernel_size or min(step) < 2:
-                return None
-            rows, columns = size[1] // step[0], size[2] // step[1]
-            first = keys - rows * columns
-            return Grid(rows, columns, first) if rows * columns and 0 <= first <= _BEFORE else None
+    found: list[int | None] = []
+    for row in ids:
+        start = row.index(token) if token in row else 0
+        whole = row.count(token) == patches and set(row[start : start + patches]) == {token}
+        found.append(start if whole else None)
+    return found if any(start is not None for start in found) else None
+
+
+def _patch(module: nn.Module, channels: int) -> tuple[int, int] | None:
+    """Height and width of what a module cuts images into; (1, 1) if it does not cut them without overlap."""
+    if isinstance(module, nn.Conv2d) and module.in_channels == channels:
+        step = module.stride
+        return (int(step[0]), int(step[1])) if step == module.kernel_size else (1, 1)
+    if hasattr(module, "cut") and getattr(module, "channels", None) == channels:  # of `sl.models`
+        return module.patch
     return None

@@ -82,6 +82,7 @@ class Influence:
         self.taking = False  # whether `backward` asks
         self.then: Callable[[], None] | None = None  # whom to tell, once the block is left
         self.here: set[int] = set()  # taps that the latest backward pass has reached
+        self.untold: set[str] = set()  # layers of which the weights alone were seen
 
     @property
     def recomputes(self) -> bool:
@@ -127,12 +128,12 @@ class Influence:
 
     def restart(self) -> None:
         """Another run: what was there is gone."""
-        self.taps, self.waiting, self.here = [], {}, set()
+        self.taps, self.waiting, self.here, self.untold = [], {}, set(), set()
 
     def backward(self, y: Any, add: bool) -> None:
         """Take in the gradients of y at every watched call."""
         taps = [tap for tap in self.taps if any(part is tap.part for part in tap.layer.parts)]
-        _check(y, taps)
+        _check(y, taps, self.untold)
         if any(tap.edge is None for tap in taps):
             raise InputError(
                 "a reentrant checkpoint runs again for its gradients only in the model's own backward pass",
@@ -177,7 +178,7 @@ class Influence:
             self.then()
 
 
-def _check(y: Any, taps: list[Tap]) -> None:
+def _check(y: Any, taps: list[Tap], untold: set[str]) -> None:
     if not isinstance(y, Tensor) or not y.is_floating_point() or y.dim() > 1 or not y.numel():
         got = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise InputTypeError(
@@ -185,6 +186,13 @@ def _check(y: Any, taps: list[Tap]) -> None:
             expected="a scalar, or one number per example",
             got=got,
             hint="sl.targets.logit(token)(model(ids))",
+        )
+    if not taps and untold:
+        raise InputError(
+            "no attention was seen whose influence could be told",
+            expected="calls of torch's attention functions, transformers' or Sightline's, whose output is known",
+            got=f"attention that {', '.join(sorted(untold)[:3])} writes out by hand, of which the weights were seen",
+            hint="a model that calls F.scaled_dot_product_attention there",
         )
     if not taps:
         raise InputError(

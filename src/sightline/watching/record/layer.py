@@ -22,6 +22,7 @@ from sightline.lens.statistics import STATISTICS
 from sightline.masks import Band, Mask, causal, padding, prefix
 from sightline.masks.functions import Stacked
 from sightline.watching.record.account import Wanted, cells_for
+from sightline.watching.record.beams import Orders, in_order
 from sightline.watching.record.beside import beside, cat
 from sightline.watching.record.shares import real_keys
 
@@ -92,6 +93,7 @@ class Layer:
     settle: Callable[[], object] | None = None  # what accounts for the parts that wait
     by_hand: bool = False  # attention that no function was called for
     stamp: int = 0  # how often something came that is no part
+    orders: Orders | None = None  # where its rows are, if they have changed their places
     _sight: tuple[int, KeptSight] | None = None
 
     def changed(self) -> None:
@@ -125,7 +127,7 @@ class Layer:
         self.arrive()
         if self._sight is not None and self._sight[0] == self.queries:
             return self._sight[1]
-        sight = join(self)
+        sight = join(self._in_order())
         if not self.freed:
             self._sight = (self.queries, sight)
         return sight
@@ -133,11 +135,23 @@ class Layer:
     def rows(self, name: str) -> Tensor | None:
         """A number per row, such as `previous`, over all parts; None if some part has none."""
         self.arrive()
-        found = [part.found.get(name) for part in self.parts]
+        parts = self._in_order().parts
+        found = [part.found.get(name) for part in parts]
         if all(x is None for x in found):
             return None
-        filled = [_missing(name, part) if x is None else x for x, part in zip(found, self.parts)]
+        filled = [_missing(name, part) if x is None else x for x, part in zip(found, parts)]
         return cat(filled, -1)
+
+    def _in_order(self) -> Layer:
+        return self if self.orders is None else in_order(self, self.orders)
+
+    def put_in_order(self) -> None:
+        """Leave its rows where they are now."""
+        if self.orders is not None:
+            self.arrive()
+            found = self._in_order()
+            self.parts, self.on_disk, self.orders = found.parts, found.on_disk, None
+            self.changed()
 
     def back(self, turn: int) -> bool:
         """Take back the parts of this pass and of those after it. Whether something is left."""

@@ -132,6 +132,13 @@ def _meta(said: Any) -> dict[str, Any]:
     if said.get("grid") is not None:
         for number in items("meta.grid", said["grid"], 3):
             whole("meta.grid", number)
+    for start in items("meta.patches", said.get("patches") or []):
+        if start is not None:
+            whole("meta.patches", start)
+    for layer, parts in record("meta.joint", said.get("joint", {})).items():
+        for name, ends in record(f"meta.joint.{short(layer)}", parts).items():
+            for number in items(f"meta.joint.{short(layer)}.{short(name)}", ends, 2):
+                whole("meta.joint", number)
     if said.get("image") is not None and said["image"] not in NAMES.values():
         raise ValueError(f"meta.image: {short(said['image'])}")
     return said
