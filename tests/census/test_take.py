@@ -56,6 +56,15 @@ def test_curves_begin_at_the_loss_and_follow_their_ranking(found):
     assert dict(found.curves["effect"])[2] == pytest.approx(sum(sums) / 21, abs=1e-4)
 
 
+def test_heads_of_equal_value_are_removed_by_lot():
+    found = take.Census(["a"], {"retrieval": torch.tensor([[0.0] * 30 + [1.0, 0.5]])})
+    work = take._Work(tiny(), [torch.tensor(TEXTS[0])], 40, None, 0, found)
+    order = work._order("retrieval")
+    assert order[:2] == [(0, 30), (0, 31)]
+    assert sorted(order) == [(0, i) for i in range(32)]
+    assert order[2:] != sorted(order[2:])
+
+
 def test_it_is_a_page_and_json(found):
     whole = page(found, "<tiny>")
     assert "<tiny>" not in whole  # it is data, and stays that

@@ -203,7 +203,7 @@ class _Work:
 
     def curves(self) -> None:
         """The loss with more and more heads removed, in the order of each measure, and by lot."""
-        rankings = {name: self.found.ranked(name) for name in self.found.table}
+        rankings = {name: self._order(name) for name in self.found.table}
         heads = self.found.ranked("effect")
         for i in range(RANDOM):
             order = torch.randperm(len(heads), generator=self.draw).tolist()
@@ -214,6 +214,12 @@ class _Work:
             for (name, n), y in zip(some, self.losses([rankings[name][:n] for name, n in some])):
                 self.found.curves.setdefault(name, [(0, self.found.loss)]).append((n, y))
             self.step()
+
+    def _order(self, name: str) -> list[tuple[int, int]]:
+        """Heads as `ranked` has them, those of equal value by lot: many retrieve nothing, and these are no ranking."""
+        pairs, values = self.found.ranked(name), self.found.table[name]
+        drawn = [pairs[i] for i in torch.randperm(len(pairs), generator=self.draw).tolist()]
+        return sorted(drawn, key=lambda pair: float(values[pair]) * (1 if name in LOWERS else -1))
 
     def losses(self, removed: list[list[tuple[int, int]]]) -> list[float]:
         """The mean loss of all tokens but the first of each text, without some heads: every variant in its own row."""

@@ -17,13 +17,13 @@ from sightline.explore.pyramid import DIRECT
 from sightline.explore.run import Layer, Run
 from sightline.explore.thumbs import decode
 from sightline.lens import Sight
-from sightline.lens.statistics import kept_rows
+from sightline.lens.statistics import DISTANCE, ENTROPY, kept_rows
 from sightline.watching.read.measures import named
 
 # Rows of the diagonal that are computed in one go.
 BAND = 256
 # What the portrait of a head lists; entropy and spread are said in its sentence.
-LISTED = named("focus", "first", "previous", "same", "next", "induction", "distance", "entropy")
+LISTED = named("focus", "first", "previous", "same", "next", "induction", DISTANCE.name, ENTROPY.name)
 MEASURES = (*(shown.name for shown in LISTED), "spread", "interest")
 # What a watched run says itself; the rest is made of its sights.
 TOLD = ("first", "previous", "same", "induction", "distance")

@@ -39,7 +39,7 @@ class Portrait(NamedTuple):
 
 
 # How a portrait's numbers are shown.
-MEASURES = named("previous", "first", "same", "distance", "entropy", "induction")
+MEASURES = named("previous", "first", "same", DISTANCE.name, ENTROPY.name, "induction")
 
 
 class Portraits(list[Portrait]):
