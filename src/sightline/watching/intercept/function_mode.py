@@ -137,7 +137,7 @@ class Again(Audience):
     def record(self, looked: Any) -> None:
         for watcher, name in self.wanting:
             if _recomputes(watcher):
-                watcher.influence.again(name, looked)  # type: ignore[union-attr]
+                watcher.influence.again(name, looked)
             else:
                 watcher.record(self.module, name, looked)
 
