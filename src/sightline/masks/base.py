@@ -35,6 +35,7 @@ class Mask(Rule):
     """
 
     saved_as: ClassVar[str | None] = None
+    by_example: ClassVar[bool] = False  # each of its tensors has an axis for the examples, in front
     known: ClassVar[dict[str, dict[str, type[Portable]]]] = {}
 
     def conjuncts(self) -> list[Mask]:
@@ -51,6 +52,18 @@ class Mask(Rule):
         if self.is_positional:
             return self
         return Selected(self, member, None if heads is None else tuple(heads))
+
+    def for_examples(self, pick: Callable[[Tensor], Tensor]) -> Mask | None:
+        """The mask of some examples of a batch, whose part of a tensor `pick` gives; None if it cannot be had.
+
+        >>> import sightline as sl
+        >>> sl.padding([1, 3]).for_examples(lambda x: x[1:]).to_dense(1, 4).int()[0, 0]
+        tensor([[1, 1, 1, 0]], dtype=torch.int32)
+        """
+        if self.is_positional:
+            return self
+        made: Mask | None = self.rebuilt(pick) if self.by_example else None
+        return made
 
     def flattened(self, batch: tuple[int, ...]) -> Mask:
         """The same mask for one batch axis instead of none or several."""
@@ -92,6 +105,14 @@ class _Made(Mask):
 
     def select(self, member: tuple[int, ...] | None = None, heads: Sequence[int] | None = None) -> Mask:
         made: Mask = self.rebuilt(lambda part: part.select(member, heads))
+        return made
+
+    def for_examples(self, pick: Callable[[Tensor], Tensor]) -> Mask | None:
+        found = [part.for_examples(pick) for part in self.parts()]
+        if any(part is None for part in found):
+            return None
+        parts = iter(found)
+        made: Mask = self.rebuilt(lambda _: next(parts))
         return made
 
     def flattened(self, batch: tuple[int, ...]) -> Mask:

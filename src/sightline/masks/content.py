@@ -11,7 +11,7 @@ documents([0, 0, 1, 1])     padding([3]) over 5 keys
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Documents(Mask):
     """Query and key must lie in the same document."""
 
     saved_as = "documents"
+    by_example = True
     holds = ("ids", "key_ids")
     saved_fields = ("ids", "key_ids")
     follows_order = False
@@ -117,6 +118,7 @@ class Padding(Mask):
     """Some keys are not real. Held as booleans `[*batch, keys]`, or as lengths `[*batch]`."""
 
     saved_as = "padding"
+    by_example = True
     holds = ("lengths", "real", "longest")
     saved_fields = ("of",)
     follows_order = False
@@ -261,6 +263,10 @@ class Dense(Mask):
         heads = leading.shape[-3]
         flat = leading.expand(*batch, heads, queries, keys).reshape(-1, heads, queries, keys)
         return lambda b, h, i, j: flat[b, h if heads > 1 else 0, i, j]
+
+    def for_examples(self, pick: Callable[[Tensor], Tensor]) -> Mask | None:
+        made: Mask = self if self.table.dim() < 4 else self.rebuilt(pick)
+        return made
 
     def check(self, batch: tuple[int, ...], heads: int, queries: int, keys: int, device: torch.device) -> None:
         target = (*batch, heads, queries, keys)

@@ -82,6 +82,11 @@ class Seen(Mattered, Pictured, Worded):
         self._runs: list[Seen] = []  # those before this one
 
     @property
+    def folder(self) -> Path | None:
+        """The folder that its layers are read from; None while they are in memory."""
+        return self._folder
+
+    @property
     def layers(self) -> list[str]:
         """The paths of the watched layers, in the order in which they ran."""
         return list(self._layers)

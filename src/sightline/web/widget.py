@@ -109,7 +109,7 @@ class Carried:
                 # Without a model this run is all there is.
                 perform = _refuse if models is None else performer(models, lambda run: service.library.add(run))
                 service = Service(perform, models)
-                folder = self.seen._folder if self.seen.complete else None
+                folder = self.seen.folder if self.seen.complete else None
                 for run in runs_of(self.seen, service.library.limit, origin="notebook", folder=folder):
                     run.picture = self.picture
                     service.library.add(run)

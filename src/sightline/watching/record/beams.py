@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from sightline.lens.kept import KeptSight
-from sightline.masks import Dense, Documents, Mask, Padding, dense
-from sightline.masks.base import And, Not, Or
+from sightline.masks import Mask, dense
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -122,10 +121,8 @@ def find_order(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[int], list[list
 
 def movable(thing: Any) -> bool:
     """Whether a mask or a bias can be had for some of the batch."""
-    if isinstance(thing, And | Or | Not):
-        return all(movable(part) for part in thing.parts())
     if isinstance(thing, Mask):
-        return thing.is_positional or isinstance(thing, Padding | Documents | Dense)
+        return thing.for_examples(lambda x: x) is not None
     return thing is None or isinstance(thing, Tensor) or bool(getattr(thing, "grows", False))
 
 
@@ -181,12 +178,8 @@ def _blank(name: str, x: Tensor, gone: Tensor) -> Tensor:
     return x.masked_fill(gone.view(-1, *[1] * (x.dim() - 1)), nothing)
 
 
-def _of_mask(mask: Any, pick: Any) -> Any:
-    if mask is None or mask.is_positional:
-        return mask
-    if isinstance(mask, Dense) and mask.table.dim() < 4:
-        return mask
-    return mask.rebuilt(lambda x: _of_mask(x, pick) if isinstance(x, Mask) else pick(x))
+def _of_mask(mask: Mask | None, pick: Any) -> Mask | None:
+    return None if mask is None else mask.for_examples(pick)
 
 
 def _of_sight(stored: KeptSight, order: list[int]) -> KeptSight:
