@@ -47,7 +47,10 @@ def apply(acts: list[Act], attended: Attended, real: Tensor | None) -> Edited:
             )
         if changed and weights is not None:
             edited = edited._replace(weights=_weights(weights, block, changed))
-    for act in sorted((act for act in acts if act.step not in INPUT), key=lambda act: _LATE.index(act.edit.kind)):
+    late = sorted((act for act in acts if act.step not in INPUT), key=lambda act: _LATE.index(act.edit.kind))
+    if late:
+        edited = edited._replace(before=out)
+    for act in late:
         out = _output(act, out, real)
     return edited._replace(out=out)
 

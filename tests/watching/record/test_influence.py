@@ -478,5 +478,4 @@ def test_under_edits_it_is_of_what_the_model_was_given(implementation):
     assert cut.tile(*everything)[..., 2].sum() == 0
     assert cut.influence.abs().sum() > 1
     torch.testing.assert_close(cut.tile(*everything, of="influence").sum(-1), cut.influence, atol=1e-5, rtol=1e-4)
-    halves = scaled.tile(*everything, of="influence").sum(-1)[:, 1] * 0.5
-    torch.testing.assert_close(halves, scaled.influence[:, 1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(scaled.tile(*everything, of="influence").sum(-1), scaled.influence, atol=1e-5, rtol=1e-4)

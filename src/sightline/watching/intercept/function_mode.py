@@ -18,6 +18,7 @@ from sightline.nn.observe.listener import Listener
 from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
 from sightline.watching.intercept.flex import flex
+from sightline.watching.intercept.heads import connect
 from sightline.watching.intercept.joint import CATS, Joint
 from sightline.watching.intercept.marks import Trace
 from sightline.watching.intercept.unseen import FOLLOW, FOLLOWS_FIRST, RESTING
@@ -40,6 +41,7 @@ class Audience:
         self.module, self.hearing = module, hearing
         self.wanting = [(watcher, name) for watcher, name in hearing if watcher.wants(name)]
         self.edited = False
+        self.before: Tensor | None = None  # what heads gave, where edits then replaced or scaled it
         self.editing: list[tuple[Any, str]] = [one for one in self.wanting if getattr(one[0], "edits", False)]
 
     @property
@@ -104,7 +106,11 @@ class Audience:
         # One that only listens does so behind all changes.
         editor, name = next((one for one in self.editing if getattr(one[0], "listens", False)), self.editing[0])
         self.edited = True
+        if self.influence and torch.is_grad_enabled() and not attended.out.requires_grad:
+            attended = attended._replace(out=attended.out.clone())
+            connect(attended.out)
         edited: Edited = editor.edit(name, attended, self.editing)
+        self.before = edited.before
         return edited
 
     def record(self, looked: Any) -> None:
@@ -117,7 +123,13 @@ class Audience:
             )
         self.note(looked.first_query, looked.first_key + looked.call.sizes.keys)
         for watcher, name in self.wanting:
-            watcher.record(self.module, name, looked)
+            watcher.record(self.module, name, self.in_place(looked))
+
+    def in_place(self, looked: Any) -> Any:
+        """The same, with the place in the graph where the weights' own part ends."""
+        if self.before is None or looked.heads is None:
+            return looked
+        return looked._replace(heads=looked.heads._replace(before=self.before))
 
 
 class Again(Audience):
@@ -137,9 +149,9 @@ class Again(Audience):
     def record(self, looked: Any) -> None:
         for watcher, name in self.wanting:
             if _recomputes(watcher):
-                watcher.influence.again(name, looked)
+                watcher.influence.again(name, self.in_place(looked))
             else:
-                watcher.record(self.module, name, looked)
+                watcher.record(self.module, name, self.in_place(looked))
 
 
 def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:

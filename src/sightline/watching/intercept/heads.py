@@ -31,6 +31,12 @@ class Heads(NamedTuple):
     projection: tuple[Tensor, str] | None = (
         None  # the weight that takes it, where the call itself says which, and words
     )
+    before: Tensor | None = None  # [batch, heads, queries, value_dim]: what it was before an edit replaced or scaled it
+
+    @property
+    def place(self) -> Tensor:
+        """Where the gradient of what the weights did arrives."""
+        return self.out if self.before is None else self.before
 
     def values(self, s: Sizes) -> Tensor:
         """The values as [batch, kv_heads, keys, value_dim]: one for all heads of a group."""

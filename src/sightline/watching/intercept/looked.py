@@ -46,3 +46,4 @@ class Edited(NamedTuple):
     call: Call | None = None
     row: Tensor | None = None
     values: Tensor | None = None  # where some of them are other than those of the call: one for each head
+    before: Tensor | None = None  # what heads gave, where it was then replaced or scaled: weights matter through it

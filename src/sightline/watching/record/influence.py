@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from sightline.errors import InputError, InputTypeError
 from sightline.lens.unchanged import count
 from sightline.watching.intercept import active
-from sightline.watching.intercept.heads import connect
+from sightline.watching.intercept.heads import connect, heads_first
 from sightline.watching.record.batches import aside
 from sightline.watching.record.readings import Asked
 
@@ -34,8 +34,10 @@ class Tap:
     def __init__(self, layer: Layer, part: Part, looked: Looked, asked: Asked, keep: bool) -> None:
         assert looked.heads is not None
         self.layer, self.part, self.asked, self.keep = layer, part, asked, keep
-        self.sizes, self.four, self.row = looked.call.sizes, looked.heads.four, looked.row
-        self.out: Tensor | None = looked.heads.output(self.sizes)
+        self.sizes, self.row = looked.call.sizes, looked.row
+        before = looked.heads.before
+        self.four = looked.heads.four if before is None else heads_first
+        self.out: Tensor | None = looked.heads.output(self.sizes) if before is None else before.detach()
         self.count = count(self.out)
         self.edge: Any = None
 
@@ -92,7 +94,7 @@ class Influence:
     def add(self, layer: Layer, part: Part, looked: Looked, asked: Asked) -> None:
         """A watched call."""
         assert looked.heads is not None
-        out = looked.heads.out
+        out = looked.heads.place
         connect(out)
         tap = Tap(layer, part, looked, asked, self.keep)
         self.taps.append(tap)
@@ -103,11 +105,11 @@ class Influence:
 
     def again(self, name: str, looked: Looked) -> None:
         """A call that a reentrant checkpoint makes again: its gradient is that of the call before."""
-        if looked.heads is None or not looked.heads.out.requires_grad:
+        if looked.heads is None or not looked.heads.place.requires_grad:
             return
         for tap in self.waiting.get(name, []):
             if tap.row.shape == looked.row.shape and torch.equal(tap.row, looked.row):
-                looked.heads.out.register_hook(lambda grad, tap=tap: self.arrives(tap, grad))
+                looked.heads.place.register_hook(lambda grad, tap=tap: self.arrives(tap, grad))
                 return
 
     def arrives(self, tap: Tap, grad: Tensor) -> None:
