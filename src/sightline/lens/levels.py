@@ -54,9 +54,10 @@ class Levels:
 
     @property
     def finer(self) -> Levels:
-        """The same rows, with products in float64."""
+        """The same rows, with products in float64, where the device has it."""
         if self._finer is None:
-            self._finer = self if self.call.q.dtype == torch.float64 else Levels(self.call, self.row, fine=True)
+            as_it_is = self.call.q.dtype == torch.float64 or self.call.device.type == "mps"
+            self._finer = self if as_it_is else Levels(self.call, self.row, fine=True)
         return self._finer
 
     @property
