@@ -615,6 +615,8 @@ def test_a_run_that_is_taken_back_half_way_is_left(browser: Browser, monkeypatch
             handle.remove()
         page.wait_for_selector(".composer.alone")
         assert service.library.listed() == []
+        # The page may have asked for the run in the moment in which it went.
+        visit.errors[:] = [error for error in visit.errors if "404" not in error]
 
 
 def test_on_a_phone_the_first_tap_points_and_the_second_pins(browser: Browser, live: Live) -> None:
