@@ -241,6 +241,8 @@ def test_orders_of_every_kind_wait_in_one_queue_that_has_an_end(tiny: Tiny) -> N
         for kind in ("readings", "effects"):
             for token in (" a", " the"):
                 assert client.post(f"/api/runs/{run}/{kind}", json={"token": token}).status_code == 202
+        # A page that opens meanwhile waits for runs, not for what another page wants to know of one.
+        assert [order["title"] for order in client.get("/api/runs").json()["orders"]] == ["first"]
         for path, body in (
             (f"/api/runs/{run}/readings", {"token": " and"}),
             (f"/api/runs/{run}/effects", {"token": " and"}),

@@ -363,7 +363,7 @@ export interface components {
             growing: boolean;
             revision: number;
         };
-        /** @description All runs, the orders that wait or run, and the last runs that made room for others. */
+        /** @description All runs, the orders of runs that wait or run, and the last runs that made room for others. */
         Runs: {
             runs: components["schemas"]["RunInShort"][];
             orders: components["schemas"]["Order"][];

@@ -191,7 +191,8 @@ export class HttpSource implements Source {
       const { title, model } = found;
       const done = { id, title, model: model ?? "", stage: "done", done: 1, total: 1, position: 0, problem: null };
       tell(isRun(found) ? { ...done, state: "done" } : found);
-      over = true;
+      // Orders of readings are not in the list.
+      over = isRun(found) || !["queued", "running"].includes(found.state);
     };
     const again = () => {
       if (!over)

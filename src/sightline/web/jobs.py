@@ -72,6 +72,11 @@ class Job:
         }
 
     @property
+    def makes_run(self) -> bool:
+        """Whether a run comes of it that whoever looks at this server may open, and not a reading of one."""
+        return not isinstance(self.request, ReadingRequest)
+
+    @property
     def over(self) -> bool:
         return self.state in ("done", "failed", "cancelled")
 

@@ -79,8 +79,9 @@ def routes(service: Service) -> APIRouter:
 
     @api.get("/runs", tags=["runs"], response_model=shapes.Runs)
     async def runs() -> Answer:
-        """Every run: made here or saved, the orders that wait or run, and the runs that made room for others."""
-        waiting = [job.about(service.jobs.position(job)) for job in service.jobs.by_id.values() if not job.over]
+        """Every run: made here or saved, the orders of runs that wait or run, and those that made room for others."""
+        jobs = [job for job in service.jobs.by_id.values() if job.makes_run and not job.over]
+        waiting = [job.about(service.jobs.position(job)) for job in jobs]
         body = {"runs": service.library.listed(), "orders": waiting, "closed": service.library.closed()}
         return Answer(body, headers={"Cache-Control": "no-store"})
 

@@ -75,7 +75,7 @@ class RunInShort(TypedDict):
 
 @whole
 class Runs(TypedDict):
-    """All runs, the orders that wait or run, and the last runs that made room for others."""
+    """All runs, the orders of runs that wait or run, and the last runs that made room for others."""
 
     runs: list[RunInShort]
     orders: list[Order]
