@@ -171,9 +171,21 @@ def middle_model(implementation: str = "sdpa") -> torch.nn.Module:
 
 def short(repeats: int) -> list[dict]:
     """Short texts and a generation, where the host's work is what counts; eager attention gives its maps."""
+    if GPU:
+        return _short(repeats, "eight layers", ((64, 0), (300, 0), (777, 0), (64, 64)))
+    calls = (*((tokens, 0) for tokens in (64, 128, 300, 512, 777, 1024)), (64, 128))
+    rows, threads = _short(repeats, "eight layers", calls), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return rows + _short(repeats, "eight layers, one thread", calls)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _short(repeats: int, layers: str, calls: tuple[tuple[int, int], ...]) -> list[dict]:
     own, eager = middle_model(), middle_model("eager")
     rows = []
-    for tokens, new in ((64, 0), (300, 0), (777, 0), (64, 64)):
+    for tokens, new in calls:
         ids = torch.randint(0, 1000, (1, tokens), device="cuda" if GPU else "cpu")
 
         def run(model: torch.nn.Module, ids: torch.Tensor = ids, new: int = new, **options: object) -> None:
@@ -194,7 +206,7 @@ def short(repeats: int) -> list[dict]:
             "eager, output_attentions": lambda run=run: run(eager, output_attentions=True),
         }
         result = compare(runs, repeats=repeats, warmups=2, in_a_row=True)
-        what = f"eight layers, {new} more tokens written" if new else "eight layers"
+        what = f"{layers}, {new} more tokens written" if new else layers
         for name in result:
             share = ratio(result, name, "unwatched")
             rows.append({"call": f"{what}: {name}", "tokens": tokens, "of_unwatched": share} | result[name])

@@ -19,7 +19,7 @@ from sightline.backends.call import make_call
 from sightline.kernels.native import tile as native_tile
 from sightline.lens import plan
 from sightline.lens.cpu import plan as cpu_plan
-from sightline.lens.cpu import sweep
+from sightline.lens.cpu import sweep, whole_maps
 
 PRECISE = (torch.float64, torch.float32)
 HALVES = (torch.float16, torch.bfloat16)
@@ -38,6 +38,7 @@ def small_tiles(
     for name, value in (("_SMALL", 1), ("_TILE", tile), ("_LONG_TILE", tile), ("_PIECES", pieces), ("_ALONE", 0)):
         patch.setattr(cpu_plan, name, value)
     patch.setattr(cpu_plan, "_COMPILED", 1 if compiled else 1 << 62)
+    patch.setattr(whole_maps, "_KEYS", 0)
     walk, run = plan.walk, cpu_plan.run
 
     def swept(*args: Any) -> Any:

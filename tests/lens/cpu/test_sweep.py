@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import sightline as sl
 from cases import inputs
 from sightline.lens.cpu import plan as cpu_plan
-from sightline.lens.cpu import sweep
+from sightline.lens.cpu import sweep, whole_maps
 from sightline.lens.cpu.sweep import Plan
 
 
@@ -27,6 +27,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         return seen[-1]
 
     monkeypatch.setattr(cpu_plan, "Plan", kept)
+    monkeypatch.setattr(whole_maps, "_KEYS", 0)
     return seen
 
 

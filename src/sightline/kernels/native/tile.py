@@ -14,9 +14,11 @@ import numpy as np
 
 from sightline import caches
 from sightline.kernels.native.build import build
+from sightline.kernels.native.maps import MapKernel
+from sightline.kernels.native.maps import load as load_maps
 
 # Cells from which on a kernel is worth the second that it takes to compile it, once on each machine.
-CELLS = 1 << 20
+CELLS = 1 << 18
 # logs, height, width, first, stop, places, result, next, strip, strip_next, each, weights, weights_next, factors: see
 # the source.
 Kernel = Callable[..., None]
@@ -40,13 +42,20 @@ def kernel() -> Kernel | None:
     return found().kernel
 
 
+def maps() -> MapKernel | None:
+    """The kernel of whole maps in the same library."""
+    return getattr(kernel(), "maps", None)
+
+
 def _load(path: Path) -> Kernel | None:
     """The kernel in a library, if it computes rightly."""
-    tile = ctypes.CDLL(str(path)).sightline_tile
+    library = ctypes.CDLL(str(path))
+    tile = library.sightline_tile
     pointer, number = ctypes.c_void_p, ctypes.c_long
     tile.argtypes = [pointer, number, number, *[pointer] * 4, number, pointer, *[number] * 2, pointer, number, pointer]
     tile.restype = None
-    return tile if _is_right(tile) else None
+    tile.maps = load_maps(library)  # type: ignore[attr-defined]
+    return tile if tile.maps is not None and _is_right(tile) else None  # type: ignore[attr-defined]
 
 
 def _is_right(tile: Kernel) -> bool:

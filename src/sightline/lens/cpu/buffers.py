@@ -33,8 +33,8 @@ _kept: list[mmap.mmap] = caches.held("lens.buffers", [], _MOST)
 _kept_results: list[mmap.mmap] = caches.held("lens.results", [], _MOST)
 
 
-def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Zeros. New memory is touched only where it is written to.
+def zeros(*shape: int, dtype: torch.dtype, cleared: bool = True) -> Tensor:
+    """Zeros, or anything if not `cleared`. New memory is touched only where it is written to.
 
     Large ones have memory of their own. Results that stay, made between what a model makes and frees, would leave holes
     in the heap that nothing else fits into: a tenth of a small model's memory. When they are gone, others get it.
@@ -51,7 +51,7 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     # The tensor holds this array, and the array the memory: when the last view of the tensor is gone, so is the array.
     weakref.finalize(numbers, _keep, memory, _kept_results).atexit = False
     tensor = torch.from_numpy(numbers).view(shape)
-    return tensor if fresh else tensor.zero_()
+    return tensor if fresh or not cleared else tensor.zero_()
 
 
 def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sightline.lens.cpu.strips import Strip, Sums
 
 # The kernel's lines.
-_LINES = ("largest", "entropy", "distance", "total")
+LINES = ("largest", "entropy", "distance", "total")
 
 
 class CompiledSums:
@@ -29,7 +29,7 @@ class CompiledSums:
 
     def __init__(self, kernel: Kernel, wanted: Sequence[str], places: np.ndarray, factor: Tensor | None) -> None:
         self._kernel, self._places, self._rows, self._factor = kernel, places, bool(wanted), factor
-        self._found = np.empty((len(_LINES), len(places)), np.float32)
+        self._found = np.empty((len(LINES), len(places)), np.float32)
         self._held: list[np.ndarray | Tensor] = [self._found]  # memory that the kernel is told the address of
         self._picture = 0  # the address of the band's first cell in a picture of cells
 
@@ -93,4 +93,4 @@ class CompiledSums:
 
     def result(self, name: str, out: np.ndarray) -> None:
         """One number for each row, after the last tile."""
-        out[:] = self._found[_LINES.index(name)]
+        out[:] = self._found[LINES.index(name)]

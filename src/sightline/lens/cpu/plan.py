@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sightline.kernels.native import tile as native_tile
+from sightline.lens.cpu import whole_maps
 from sightline.lens.cpu.bands import Band, bands
 from sightline.lens.cpu.buffers import zeros
 from sightline.lens.cpu.hiding import Limits
@@ -55,7 +56,7 @@ def can(call: Call) -> bool:
         and call.normalizer.is_softmax
         and call.bias is None
         and min(s.heads, s.queries, s.keys, s.dim, *s.batch) > 0
-        and s.queries * s.keys >= _SMALL
+        and (s.queries * s.keys >= _SMALL or whole_maps.can(call))
     )
 
 
@@ -68,6 +69,10 @@ def run(levels: Levels, job: Job, rows: slice, columns: slice) -> tuple[dict[Any
         return None
     whole_rows = columns == slice(0, s.keys)
     seen = seen.clip(columns)
+    if whole_maps.takes(call, job, rows, columns, seen):
+        return whole_maps.run(levels, job, seen)
+    if s.queries * s.keys < _SMALL:
+        return None
     maps = math.prod(s.batch) * s.heads
     kernel = _kernel(call)
     height, width = _LONG_TILE if job.tops else _TILE

@@ -210,7 +210,8 @@ class Strongest(Accumulator):
         mine, keys = self.weights[..., tile.rows, :], self.keys[..., tile.rows, :]
         n = min(self.n, weights.shape[-1])
         values, places = weights.topk(n, -1)
-        if n < weights.shape[-1] and bool((weights >= values[..., -1:]).sum(-1).gt(n).any()):
+        least = values[..., -1:].clamp_min(0.0)  # hidden keys are below 0, and which of them are taken is all the same
+        if n < weights.shape[-1] and bool((weights >= least).sum(-1).gt(n).any()):
             # More equal weights than places: topk does not say which it takes, a stable sort does.
             values, places = (t[..., :n] for t in weights.sort(dim=-1, descending=True, stable=True))
         places, by_place = places.sort(-1)
