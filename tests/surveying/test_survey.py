@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import sightline as sl
 from sightline.errors import InputError, InputTypeError
 from sightline.surveying import heads, local, parts, texts
+from sightline.surveying.identity import fingerprint
 from sightline.surveying.texts import Text, read
 from sightline.surveying.work import Order
 from surveys import KIDS, PLAY, killing_driver
@@ -94,6 +96,10 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"(?s)no column of texts.*words"):
         read(tmp_path / "x.parquet")
     assert read(tmp_path / "x.parquet", column="words")[0].text == "x"
+    for name in ("damaged.parquet", "damaged.arrow"):
+        (tmp_path / name).write_bytes(b"PAR1, and then nothing")
+        with pytest.raises(InputError, match=f"{name} cannot be read"):
+            read(tmp_path / name)
 
 
 def test_long_texts_are_cut_at_lines_and_nothing_is_lost() -> None:
@@ -113,20 +119,28 @@ def test_a_bad_text_is_a_row_with_its_error(minilm: torch.nn.Module, tmp_path: P
     (folder / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     (folder / "good.txt").write_text(KIDS)
     (folder / "long.txt").write_text("long " * 3000)
-    (tmp_path / "x.jsonl").write_text('{"text": 3}\nnot json\n{"other": 1}\n{"text": "x", "spans": 3}\n"a string"\n')
+    lines = ['{"text": 3}', "not json", '{"other": 1}', '{"text": "x", "spans": 3}', '"a string"', "[" * 100_000]
+    lines += [f'{{"text": "x", "spans": {{"a": [{pair}]}}}}' for pair in ("1e999, 2", "0, 9", "-1, 1", "1, 1")]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
     found = sl.survey(minilm, folder, tmp_path / "out")
     said = {row["name"]: row["error"] for row in found.rows()}
     assert said["good.txt"] is None
     assert "UnicodeDecodeError" in said["bytes.txt"]
     assert "more than the" in said["long.txt"]
     assert (found.texts, found.errors, len(found.rows())) == (3, 2, 74)
-    assert [one.problem is None for one in read(tmp_path / "x.jsonl")] == [False, False, False, False, True]
+    assert [i for i, one in enumerate(read(tmp_path / "x.jsonl")) if one.problem is None] == [4]
+    odd = sl.survey(minilm, ["\ud800 alone", "a\0b", "", KIDS], tmp_path / "odd").rows()
+    assert {row["name"]: row["error"] for row in odd} == {"0": "this text is not UTF-8", **dict.fromkeys("123")}
 
 
 def test_killed_workers_and_drivers_lose_nothing_and_write_nothing_twice(tmp_path: Path) -> None:
     """A worker is killed in the middle, then the driver; who goes on has what one process has, row by row."""
     done = subprocess.run(
-        [sys.executable, "-c", killing_driver(tmp_path / "killed")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", killing_driver(tmp_path / "killed")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},  # these sources, wherever they are
     )
     assert done.returncode == -9, done.stderr
     begun = parts.done(tmp_path / "killed")
@@ -156,6 +170,23 @@ def test_an_order_that_ends_workers_is_tried_text_by_text_and_then_given_up() ->
     assert local._again(single, tried) == [single._replace(give_up=True)]
 
 
+def test_a_part_that_its_worker_could_not_report_is_not_done_again(tmp_path: Path) -> None:
+    """Done once more, and then text by text, its rows would be there twice."""
+    order = Order([Text("a", "a"), Text("b", "b")])
+    assert local._written(tmp_path, order) is None
+    parts.write_part(tmp_path, order.texts, [heads.error_row(text, "no tokens") for text in order.texts])
+    assert local._written(tmp_path, order) == (2, 2)
+
+
+def test_workers_that_never_begin_are_a_fault_and_not_rows(tmp_path: Path) -> None:
+    """As in a script without `if __name__ == "__main__"`, which every worker runs again."""
+    tried: dict = {}
+    for _ in range(2):
+        local._not_even_begun(tried)
+    with pytest.raises(InputError, match=r"(?s)workers end before they begin.*__main__"):
+        local._not_even_begun(tried)
+
+
 def test_a_folder_of_something_else_is_refused(minilm: torch.nn.Module, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "note.txt").write_text("mine")
@@ -164,8 +195,12 @@ def test_a_folder_of_something_else_is_refused(minilm: torch.nn.Module, tmp_path
     sl.survey(minilm, [KIDS], tmp_path / "out")
     with pytest.raises(InputError, match=r"(?s)another survey.*links=3.*links=5"):
         sl.survey(minilm, [KIDS], tmp_path / "out", links=5)
-    with parts.driving(tmp_path / "out"), pytest.raises(InputError, match="another survey writes"):
+    settings = parts.read_about(tmp_path / "out")["settings"]
+    with parts.driving(tmp_path / "out", settings), pytest.raises(InputError, match="another survey writes"):
         sl.survey(minilm, [KIDS], tmp_path / "out")
+    assert [one.name for one in (tmp_path / "other").iterdir()] == ["note.txt"], "not even a lock is left there"
+    with pytest.raises(InputError, match="a survey is a folder"):
+        sl.survey(minilm, [KIDS], tmp_path / "other" / "note.txt")
 
 
 @pytest.mark.parametrize(
@@ -174,14 +209,70 @@ def test_a_folder_of_something_else_is_refused(minilm: torch.nn.Module, tmp_path
         ({"engine": "spark"}, "unknown engine"),
         ({"workers": -1}, "workers is a whole number"),
         ({"per_part": 0}, "per_part is a whole number"),
+        ({"cut": 0}, "cut is a whole number"),
+        ({"limit": -1}, "limit is a whole number"),
+        ({"influence": True, "workers": 0}, "predicts no tokens"),
+        ({"texts": [3, None]}, r"(?s)none of the texts can be read.*no text, but int"),
+        ({"texts": [{"words": "x"}]}, r"(?s)none of the texts can be read.*no 'text' among words"),
         ({"model": "no-such-model"}, "no model"),
         ({"engine": "ray", "model": torch.nn.Linear(1, 1)}, "load the model themselves"),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_leaves_nothing(tmp_path: Path, options: dict, word: str) -> None:
     with pytest.raises(InputError, match=word):
-        sl.survey(**{"model": "minilm", "texts": [KIDS], "out": tmp_path / "out", **options})
-    assert not (tmp_path / "out").exists()
+        sl.survey(**{"model": "minilm", "texts": [KIDS], "out": tmp_path / "deep" / "out", **options})
+    assert not (tmp_path / "deep").exists()
+
+
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    """What is there would be taken for what the new weights say."""
+    one, other, folder = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), tmp_path / "checkpoint"
+    assert fingerprint(one) == fingerprint(one) != fingerprint(other)
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"one")
+    before = fingerprint(str(folder))
+    (folder / "notes.log").write_text("not the model")
+    assert fingerprint(str(folder)) == before
+    (folder / "model.safetensors").write_bytes(b"two")
+    assert fingerprint(str(folder)) != before
+    parts.begin(tmp_path / "out", {"weights": before})
+    parts.begin(tmp_path / "out", {"weights": "other"})  # nothing was written yet
+    parts.write_part(tmp_path / "out", [Text("bad", "")], [heads.error_row(Text("bad", ""), "no tokens")])
+    with pytest.raises(InputError, match=r"(?s)another survey.*weights='other'.*weights='third'"):
+        parts.begin(tmp_path / "out", {"weights": "third"})
+
+
+def test_pieces_of_another_size_are_another_survey(minilm: torch.nn.Module, tmp_path: Path) -> None:
+    sl.survey(minilm, [KIDS], tmp_path / "out", cut=30)
+    with pytest.raises(InputError, match=r"(?s)another survey.*cut=30.*cut=40"):
+        sl.survey(minilm, [KIDS], tmp_path / "out", cut=40)
+
+
+def test_a_worker_whose_driver_is_gone_writes_nothing(tmp_path: Path) -> None:
+    with parts.driving(tmp_path / "out", {}) as before:
+        parts.write_part(tmp_path / "out", [Text("bad", "")], [heads.error_row(Text("bad", ""), "no tokens")])
+        os.close(parts.working(tmp_path / "out", before))
+    with parts.driving(tmp_path / "out", {}), pytest.raises(InputError, match="survey of this worker has ended"):
+        parts.working(tmp_path / "out", before)
+
+
+def test_a_full_disk_ends_the_survey_and_leaves_whole_parts(
+    minilm: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = pyarrow.parquet.write_table, []
+
+    def full(table: Any, path: Path, **options: Any) -> None:
+        calls.append(path)
+        real(table, path, **options)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pyarrow.parquet, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        sl.survey(minilm, PLAY[:3], tmp_path / "out", per_part=1)
+    assert len(parts.parts(tmp_path / "out")) == 1
+    assert not list((tmp_path / "out").glob(".*.part.*"))
+    assert len(sl.survey(minilm, PLAY[:3], tmp_path / "out", per_part=1).rows()) == 3 * 72
 
 
 def test_influence_and_retrieval_of_a_language_model(minilm: torch.nn.Module, tmp_path: Path) -> None:

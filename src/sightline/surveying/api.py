@@ -13,6 +13,7 @@ from sightline.errors import InputError, InputTypeError
 from sightline.models.checkpoints.builtin import BUILTINS
 from sightline.surveying import local, on_ray, parts
 from sightline.surveying.heads import Wanted, check_able
+from sightline.surveying.identity import fingerprint
 from sightline.surveying.texts import read as read_texts
 from sightline.surveying.work import Done, Order, orders
 
@@ -107,10 +108,12 @@ def survey(
         ("links", links, 0),
         ("generate", generate, 0),
         ("per_part", per_part, 1),
+        ("cut", 1 if cut is None else cut, 1),
+        ("limit", 1 if limit is None else limit, 1),
     ):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InputError(
-                f"{what} is a whole number", expected=f"{least} or more", got=repr(value), hint=f"{what}=1"
+                f"{what} is a whole number", expected=f"{least} or more", got=repr(value), hint=f"{what}={least or 1}"
             )
     folder, wanted = Path(out), Wanted(links, generate, bool(influence))
     if isinstance(model, nn.Module):
@@ -118,18 +121,19 @@ def survey(
     found = read_texts(texts, column, cut, limit)
     settings = {
         "model": name or type(model).__name__,
+        "weights": fingerprint(name or model),
+        "cut": cut,
         "links": links,
         "generate": generate,
         "influence": bool(influence),
     }
-    with parts.driving(folder):
-        parts.begin(folder, settings)
+    with parts.driving(folder, settings) as driver:
         before = parts.done(folder)
         todo = orders([text for text in found if text.key not in before], per_part)
         total, finished, errors = len(found), sum(text.key in before for text in found), 0
         tell = report or (lambda *_: None)
         tell(finished, total, errors)
-        for one in _engine(engine, name or model, tokenizer, folder, todo, wanted, workers):
+        for one in _engine(engine, name or model, tokenizer, folder, todo, wanted, driver, workers):
             finished, errors = finished + one.texts, errors + one.errors
             tell(finished, total, errors)
     bad = sum(row["error"] is not None for row in parts.read_rows(folder, ["error"]))
@@ -137,12 +141,12 @@ def survey(
 
 
 def _engine(
-    engine: str, model: Any, tokenizer: Any, folder: Path, todo: list[Order], wanted: Wanted, workers: int
+    engine: str, model: Any, tokenizer: Any, folder: Path, todo: list[Order], wanted: Wanted, driver: str, workers: int
 ) -> Iterator[Done]:
     if engine == "ray":
-        yield from on_ray.run(model, folder, todo, wanted, max(workers, 1))
+        yield from on_ray.run(model, folder, todo, wanted, driver, max(workers, 1))
     else:
-        yield from local.run(model, tokenizer, folder, todo, wanted, workers)
+        yield from local.run(model, tokenizer, folder, todo, wanted, driver, workers)
 
 
 def _model_name(model: Any) -> str | None:

@@ -6,7 +6,7 @@ What the measures mean is said in `watching/read/measures.py`, once for all who 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,15 @@ from torch import Tensor
 from sightline.errors import InputError
 from sightline.lens import Top
 from sightline.lens.statistics import DISTANCE, ENTROPY
+from sightline.models.text.language_model import LanguageModel
 from sightline.surveying.texts import Text
 from sightline.targets import loss
 from sightline.watching import Seen, watch
 from sightline.watching.read.measures import copies, named
 from sightline.watching.read.portraits import MEASURES as PORTRAIT
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 # The measures of a head, a column each.
 MEASURES = (*PORTRAIT, *named("retrieval", "influence"))
@@ -74,16 +78,49 @@ def error_row(text: Text, said: str) -> dict[str, Any]:
 
 
 def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    if any("\ud800" <= letter <= "\udfff" for letter in text.text):
+        raise InputError("this text is not UTF-8")
     encoding = tokenizer.encode(text.text)
     ids, context = list(encoding.ids), getattr(model, "context", None)
     if not ids:
         raise InputError("this text has no tokens")
     if context is not None and len(ids) + wanted.generate > context:
         raise InputError(f"{len(ids):,} tokens, more than the {context:,} of the model: cut it (cut=…)")
-    stats = (ENTROPY.name, DISTANCE.name, "received", "shares", _STRONGEST)
-    given = torch.tensor([ids], device=next(model.parameters()).device)
     if wanted.influence and len(ids) < 2:
         raise InputError("a single token has no loss")
+    seen = _run(model, text, torch.tensor([ids], device=next(model.parameters()).device), wanted)
+    raised = seen.by_head()[0] if wanted.influence else None
+    copied = _retrieval(seen, len(ids)) if wanted.generate else {}
+    tokens = list(encoding.offsets)
+    inside = _inside(text, tokens)
+    portraits = {(one.layer, one.head): one for one in seen.portraits()}
+    for order, layer in enumerate(seen.layers):
+        sight, number = seen[layer], seen.number(layer)
+        top = sight.top(_STRONGEST.n)
+        links = _links(top.keys[0], top.weights[0], text, tokens, wanted.links)
+        received = sight.received()[0] if inside else None
+        for at, head in enumerate(seen.heads(layer)):
+            portrait = portraits[layer, head]
+            measures = {shown.name: getattr(portrait, shown.name, None) for shown in MEASURES}
+            measures["retrieval"] = copied.get((layer, head))
+            if raised is not None:
+                measures["influence"] = float(raised[order, head])
+            yield {
+                "key": text.key,
+                "name": text.name,
+                "layer": layer,
+                "number": number,
+                "head": head,
+                "tokens": len(ids),
+                **measures,
+                "spans": [] if received is None else _spans(received[at], inside, sight.shape[-2]),
+                "links": links[at],
+            }
+
+
+def _run(model: Any, text: Text, given: Tensor, wanted: Wanted) -> Seen:
+    """A text through the model, watched."""
+    stats = (ENTROPY.name, DISTANCE.name, "received", "shares", _STRONGEST)
     with (
         torch.set_grad_enabled(wanted.influence),
         watch(model, stats=stats, influence=wanted.influence) as seen,
@@ -91,66 +128,55 @@ def _rows(model: Any, tokenizer: Any, text: Text, wanted: Wanted) -> Iterator[di
         if wanted.generate:
             for _ in model.stream(text.text, max_new_tokens=wanted.generate):
                 pass
+        elif wanted.influence:
+            seen.backward(loss(given[:, 1:], at=1)(model(given)))
+        elif isinstance(model, LanguageModel):
+            model(given, last=1)  # the logits of all tokens are a fifth of a short text's time, and nobody reads them
         else:
-            output = model(given)
-            if wanted.influence:
-                seen.backward(loss(given[:, 1:], at=1)(output))
-    raised = seen.by_head()[0] if wanted.influence else None
-    order = {name: i for i, name in enumerate(seen.layers)}
-    portraits = seen.portraits()
-    copied = _retrieval(seen, len(ids)) if wanted.generate else {}
-    tokens = list(encoding.offsets)
-    for portrait in portraits:
-        sight, numbers = seen[portrait.layer], seen.heads(portrait.layer)
-        at, top = numbers.index(portrait.head), sight.top(_STRONGEST.n)
-        measures = {shown.name: getattr(portrait, shown.name, None) for shown in MEASURES}
-        measures["retrieval"] = copied.get((portrait.layer, portrait.head))
-        if raised is not None:
-            measures["influence"] = float(raised[order[portrait.layer], portrait.head])
-        yield {
-            "key": text.key,
-            "name": text.name,
-            "layer": portrait.layer,
-            "number": seen.number(portrait.layer),
-            "head": portrait.head,
-            "tokens": len(ids),
-            **measures,
-            "spans": _spans(sight.received()[0, at], text, tokens, sight.shape[-2]),
-            "links": _links(top.keys[0, at], top.weights[0, at], text, tokens, wanted.links),
-        }
+            model(given)
+    return seen
 
 
-def _spans(received: Tensor, text: Text, tokens: list[tuple[int, int]], queries: int) -> list[dict[str, Any]]:
+def _inside(text: Text, tokens: list[tuple[int, int]]) -> dict[str, list[int]]:
+    """The tokens that touch each span."""
+    return {
+        name: [i for i, (first, last) in enumerate(tokens) if first < stop and last > start and last > first]
+        for name, (start, stop) in (text.spans or {}).items()
+    }
+
+
+def _spans(received: Tensor, inside: dict[str, list[int]], queries: int) -> list[dict[str, Any]]:
     """How much of a head's attention went to each span: the mean over queries of what its tokens have together."""
-    found = []
-    for name, (start, stop) in (text.spans or {}).items():
-        inside = [i for i, (first, last) in enumerate(tokens) if first < stop and last > start and last > first]
-        found.append({"name": name, "share": float(received[inside].sum()) / max(queries, 1)})
-    return found
+    return [{"name": name, "share": float(received[tokens].sum()) / max(queries, 1)} for name, tokens in inside.items()]
 
 
-def _links(keys: Tensor, weights: Tensor, text: Text, tokens: list[tuple[int, int]], n: int) -> list[dict[str, Any]]:
-    """The strongest links that are no matter of course, one for each query, in the order of their weights."""
-    queries, total = keys.shape[0], len(tokens)
-    place = torch.arange(queries)[:, None]
-    plain = (keys <= 0) | (keys == place) | (keys == place - 1) | (keys >= total) | (place >= total)
+def _links(
+    keys: Int[Tensor, "heads queries n"],
+    weights: Float[Tensor, "heads queries n"],
+    text: Text,
+    tokens: list[tuple[int, int]],
+    n: int,
+) -> list[list[dict[str, Any]]]:
+    """The strongest links of each head that are no matter of course, one for each query, by their weights."""
+    place = torch.arange(keys.shape[-2])[:, None]
+    plain = (keys <= 0) | (keys == place) | (keys == place - 1) | (keys >= len(tokens)) | (place >= len(tokens))
     best, which = weights.masked_fill(plain, 0.0).max(-1)
-    order = sorted(range(queries), key=lambda query: (-float(best[query]), query))[:n]
-    found = []
-    for query in order:
-        if float(best[query]) <= 0:
-            break
-        key = int(keys[query, which[query]])
-        found.append(
+    best, order = (t[:, :n] for t in best.sort(dim=-1, descending=True, stable=True))
+    looked = keys.gather(-1, which[..., None])[..., 0].gather(-1, order)
+    return [
+        [
             {
                 "query": query,
                 "key": key,
-                "weight": float(best[query]),
+                "weight": weight,
                 "query_context": _context(text.text, tokens[query]),
                 "key_context": _context(text.text, tokens[key]),
             }
-        )
-    return found
+            for query, key, weight in zip(*head, strict=True)
+            if weight > 0
+        ]
+        for head in zip(order.tolist(), looked.tolist(), best.tolist(), strict=True)
+    ]
 
 
 def _context(text: str, place: tuple[int, int]) -> list[str]:

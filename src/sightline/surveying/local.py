@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from sightline.errors import InputError
 from sightline.surveying.heads import Wanted
+from sightline.surveying.parts import arrow, part_name
 from sightline.surveying.work import Done, Order, Worker
 
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -26,14 +27,15 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 class _Process(NamedTuple):
     process: Any
     pipe: Connection
+    ready: bool = False  # it has its model
 
 
 def run(
-    model: Any, tokenizer: Any, folder: Path, todo: Sequence[Order], wanted: Wanted, workers: int
+    model: Any, tokenizer: Any, folder: Path, todo: Sequence[Order], wanted: Wanted, driver: str, workers: int
 ) -> Iterator[Done]:
     """Do all orders; what came of each, as it comes. With no workers this process does them."""
     if not workers:
-        worker = Worker(model, folder, wanted, threads=None, tokenizer=tokenizer)
+        worker = Worker(model, folder, wanted, driver, threads=None, tokenizer=tokenizer)
         try:
             for order in todo:
                 yield worker.do(order)
@@ -46,9 +48,9 @@ def run(
     try:
         while waiting or any(order is not None for _, order in busy.values()):
             while len(busy) < min(workers, len(waiting) + sum(order is not None for _, order in busy.values())):
-                one = _start(context, model, folder, wanted)
+                one = _start(context, model, folder, wanted, driver)
                 busy[one.pipe] = (one, None)
-            idle = [pipe for pipe, (_, order) in busy.items() if order is None]
+            idle = [pipe for pipe, (process, order) in busy.items() if process.ready and order is None]
             for pipe in idle[: len(waiting)]:
                 order = waiting.popleft()
                 try:
@@ -65,24 +67,26 @@ def run(
                 except (EOFError, OSError):
                     del busy[heard]
                     _end(process)
-                    if doing is None:
-                        _not_even_begun(process, tried)
-                    else:
+                    if not process.ready:
+                        _not_even_begun(tried)
+                    if doing is not None and (written := _written(folder, doing)) is not None:
+                        yield written
+                    elif doing is not None:
                         waiting.extendleft(reversed(_again(doing, tried)))
                     continue
                 if isinstance(said, BaseException):
                     raise said
+                busy[heard] = (process._replace(ready=True), None)
                 if said is not None:  # None: it has its model
-                    busy[heard] = (process, None)
                     yield said
     finally:
         for process, _ in busy.values():
             _end(process)
 
 
-def _start(context: Any, model: str, folder: Path, wanted: Wanted) -> _Process:
+def _start(context: Any, model: str, folder: Path, wanted: Wanted, driver: str) -> _Process:
     mine, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, model, folder, wanted, os.getpid()), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, model, folder, wanted, driver, os.getpid()), daemon=True)
     process.start()
     theirs.close()
     return _Process(process, mine)
@@ -97,16 +101,25 @@ def _end(one: _Process) -> None:
     one.process.close()
 
 
-def _not_even_begun(one: _Process, tried: dict) -> None:
-    """A process that ended before it had anything to do: once is bad luck, again is a fault."""
+def _not_even_begun(tried: dict) -> None:
+    """A process that ended before it had its model: once is bad luck, again is a fault."""
     tried["start"] = tried.get("start", 0) + 1
     if tried["start"] > 2:
         raise InputError(
             "workers end before they begin",
             expected="processes that load the model",
             got=f"{tried['start']} that ended",
-            hint="fewer workers, if memory is short; workers=0 shows the error",
+            hint='in a script, call it under `if __name__ == "__main__":`; fewer workers, if memory is short',
         )
+
+
+def _written(folder: Path, order: Order) -> Done | None:
+    """What came of an order whose worker ended after it wrote the part, and before it said so."""
+    path = folder / part_name(order.texts)
+    if not path.exists():
+        return None
+    errors = arrow().parquet.read_table(path, columns=["error"])["error"]
+    return Done(len(order.texts), len(errors) - errors.null_count)
 
 
 def _again(order: Order, tried: dict) -> list[Order]:
@@ -120,13 +133,13 @@ def _again(order: Order, tried: dict) -> list[Order]:
     return [order._replace(give_up=True)]
 
 
-def _serve(pipe: Connection, model: str, folder: Path, wanted: Wanted, parent: int) -> None:
+def _serve(pipe: Connection, model: str, folder: Path, wanted: Wanted, driver: str, parent: int) -> None:
     """The life of a worker: it ends with its driver, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     try:
-        worker = Worker(model, folder, wanted)
+        worker = Worker(model, folder, wanted, driver)
     except Exception as error:
         pipe.send(error)
         return

@@ -18,15 +18,15 @@ from sightline.surveying.work import Done, Order, Worker
 class _Actor:
     """A worker of a survey, as Ray Data calls it: a group of texts in, what came of it out."""
 
-    def __init__(self, model: str, folder: str, wanted: Wanted) -> None:
-        self.worker = Worker(model, Path(folder), Wanted(*wanted))
+    def __init__(self, model: str, folder: str, wanted: Wanted, driver: str) -> None:
+        self.worker = Worker(model, Path(folder), Wanted(*wanted), driver)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         done = [self.worker.do(order) for order in batch["item"]]
         return {"texts": [one.texts for one in done], "errors": [one.errors for one in done]}
 
 
-def run(model: str, folder: Path, todo: Sequence[Order], wanted: Wanted, workers: int) -> Iterator[Done]:
+def run(model: str, folder: Path, todo: Sequence[Order], wanted: Wanted, driver: str, workers: int) -> Iterator[Done]:
     """Do all orders on a cluster: the one that is there, or one that is begun and ended here."""
     try:
         import ray
@@ -46,7 +46,7 @@ def run(model: str, folder: Path, todo: Sequence[Order], wanted: Wanted, workers
         data = ray.data.from_items(list(todo), override_num_blocks=len(todo))
         made = data.map_batches(
             _Actor,
-            fn_constructor_args=(model, str(folder.resolve()), tuple(wanted)),
+            fn_constructor_args=(model, str(folder.resolve()), tuple(wanted), driver),
             batch_size=1,
             concurrency=min(workers, len(todo)),
         )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from sightline.errors import InputError, SightFileError, missing
@@ -22,6 +23,7 @@ from sightline.surveying.heads import MEASURES
 from sightline.surveying.texts import Text
 
 ABOUT, FORMAT = "survey.json", "sightline-survey"
+_DRIVER, _WORKERS = ".driver.lock", ".workers.lock"
 _PATIENCE = 60.0
 
 
@@ -114,14 +116,14 @@ def done(folder: Path) -> set[str]:
     return {row["key"] for row in read_rows(folder, ["key"])}
 
 
-def begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Make the folder, or go on with one of the same settings; another one is refused."""
+def check_folder(folder: Path, settings: dict[str, Any]) -> None:
+    """Refuse a folder that holds something else, or a survey of other settings, before anything is written there."""
     if folder.exists() and not folder.is_dir():
         raise InputError("a survey is a folder", expected="a new folder", got=str(folder), hint="another path")
     if (folder / ABOUT).exists():
         before = read_about(folder)["settings"]
         other = sorted(name for name in settings.keys() | before.keys() if settings.get(name) != before.get(name))
-        if other:
+        if other and parts(folder):  # a survey that was ended before its first part may begin anew
             raise InputError(
                 "the folder holds another survey",
                 expected=", ".join(f"{name}={before.get(name)!r}" for name in other),
@@ -135,10 +137,15 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
             got=f"{folder.name} without {ABOUT}",
             hint="another path",
         )
+
+
+def begin(folder: Path, settings: dict[str, Any]) -> None:
+    """Make the folder, or go on with one of the same settings; another one is refused."""
+    check_folder(folder, settings)
     make_folder(folder)
     about = json.dumps({"format": FORMAT, "version": 1, "settings": settings}, indent=1)
     write_whole(folder / ABOUT, lambda path: path.write_text(about, "utf-8"))
-    for old in folder.glob(".part-*.part.parquet"):  # of a worker that was killed
+    for old in folder.glob(".*.part.*"):  # of a driver or worker that was killed
         old.unlink(missing_ok=True)
 
 
@@ -158,43 +165,80 @@ def read_about(folder: Path) -> dict[str, Any]:
     return said
 
 
-_DRIVER, _WORKERS = ".driver.lock", ".workers.lock"
-
-
 @contextmanager
-def driving(folder: Path) -> Iterator[None]:
-    """Be the one who writes this survey: refused while another does, after its workers are gone."""
+def driving(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
+    """Be the one who writes this survey, and begin it: refused while another does, after its workers are gone.
+
+    Gives a word by which workers know their driver. What ends before its first part leaves nothing behind.
+    """
+    check_folder(folder, settings)
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     make_folder(folder)
-    with (folder / _DRIVER).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    with _locked(folder / _DRIVER, 0.0) as file:
+        if file is None:
             raise InputError(
                 "another survey writes to this folder",
                 expected="one at a time",
                 got=str(folder),
                 hint="wait for it, or another folder",
-            ) from None
-        with (folder / _WORKERS).open("w") as workers:
-            end = time.monotonic() + _PATIENCE
-            while True:
-                try:
-                    fcntl.flock(workers, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() > end:
-                        raise InputError(
-                            "workers of a survey that ended still write to this folder",
-                            expected="them to be gone",
-                            got=str(folder),
-                            hint="end them, and start again",
-                        ) from None
-                    time.sleep(0.1)
-        yield
+            )
+        try:
+            driver = _without_workers(folder)
+            begin(folder, settings)
+            yield driver
+        except BaseException:
+            if not parts(folder):
+                for name in (ABOUT, _WORKERS, _DRIVER):
+                    (folder / name).unlink(missing_ok=True)
+                for one in made:
+                    one.rmdir()
+            raise
 
 
-def working(folder: Path) -> int:
+@contextmanager
+def _locked(path: Path, patience: float) -> Iterator[Any]:
+    """A file that nobody else has locked, for as long as the block lasts; None if others keep it."""
+    end = time.monotonic() + patience
+    while True:
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() >= end:
+                    yield None
+                    return
+            else:
+                # Whoever had it may have removed it.
+                if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    yield file
+                    return
+        time.sleep(0.1)
+
+
+def _without_workers(folder: Path) -> str:
+    """Wait for the workers of drivers that are gone, and write down who drives now: those who come later see it."""
+    with _locked(folder / _WORKERS, _PATIENCE) as file:
+        if file is None:
+            raise InputError(
+                "workers of a survey that ended still write to this folder",
+                expected="them to be gone",
+                got=str(folder),
+                hint="end them, and start again",
+            )
+        driver = token_hex(8)
+        file.truncate(0)
+        file.write(driver)
+        file.flush()
+    return driver
+
+
+def working(folder: Path, driver: str) -> int:
     """Be one of the workers, until this process ends: a driver that comes later waits for that."""
-    handle = os.open(folder / _WORKERS, os.O_RDWR | os.O_CREAT, 0o666)
+    handle = os.open(folder / _WORKERS, os.O_RDWR)
     fcntl.flock(handle, fcntl.LOCK_SH)
+    if os.pread(handle, 64, 0).decode() != driver:
+        os.close(handle)
+        raise InputError(
+            "the survey of this worker has ended", expected="its driver", got="another one", hint="end this worker"
+        )
     return handle

@@ -47,14 +47,24 @@ def read(source: Any, column: str = "text", cut: int | None = None, limit: int |
     known: set[str] = set()
     for whole in _texts(source, column):
         for text in _pieces(whole, cut):
-            if limit is not None and len(found) >= limit:
-                return found
             if text.key not in known:
                 known.add(text.key)
                 found.append(text)
+            if limit is not None and len(found) >= limit:
+                return _readable(found, column)
+    return _readable(found, column)
+
+
+def _readable(found: list[Text], column: str) -> list[Text]:
+    """The texts, if there are some, and at least one of them can be run."""
     if not found:
+        raise InputError("there are no texts", expected="at least one", got="none", hint="a folder")
+    if all(text.problem is not None for text in found):
         raise InputError(
-            "there are no texts", expected="at least one", got=f"none in {source!r}"[:200], hint="a folder"
+            "none of the texts can be read",
+            expected=f"texts in {column!r}",
+            got=f"{found[0].name}: {found[0].problem}",
+            hint="column=…, if it has another name",
         )
     return found
 
@@ -123,7 +133,7 @@ def _of_file(file: Path, name: str) -> Text:
 def _of_line(line: str, column: str, name: str) -> Text:
     try:
         said = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Text(name, "", problem=f"not JSON: {error}"[:300])
     return _record(said, column, name) if isinstance(said, dict) else _as_text(said, name)
 
@@ -138,14 +148,15 @@ def _of_tables(files: Sequence[Path], folder: Path, column: str) -> Iterator[Tex
         raise missing("a table of texts", "survey", error) from error
     for file in files:
         name = str(file.relative_to(folder))
-        if file.suffix == ".parquet":
-            table = pyarrow.parquet.read_table(file)
-        else:
-            with pyarrow.memory_map(str(file)) as source:
-                try:
-                    table = pyarrow.ipc.open_stream(source).read_all()
-                except pyarrow.ArrowInvalid:  # the file format, with its magic in front
-                    table = pyarrow.ipc.open_file(source).read_all()
+        try:
+            table = _table(file)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise InputError(
+                f"{name} cannot be read",
+                expected="a table in the format of its ending",
+                got=str(error)[:200],
+                hint="a file that is whole",
+            ) from error
         if column not in table.column_names:
             raise InputError(
                 f"{name} has no column of texts",
@@ -158,6 +169,18 @@ def _of_tables(files: Sequence[Path], folder: Path, column: str) -> Iterator[Tex
             yield _record(row, column, f"{name}:{number}")
 
 
+def _table(file: Path) -> Any:
+    import pyarrow
+
+    if file.suffix == ".parquet":
+        return pyarrow.parquet.read_table(file)
+    with pyarrow.memory_map(str(file)) as source:
+        try:
+            return pyarrow.ipc.open_stream(source).read_all()
+        except pyarrow.ArrowInvalid:  # the file format, with its magic in front
+            return pyarrow.ipc.open_file(source).read_all()
+
+
 def _record(said: Mapping[str, Any], column: str, name: str) -> Text:
     named = said.get("name", said.get("id"))
     name = name if named is None else str(named)
@@ -166,8 +189,11 @@ def _record(said: Mapping[str, Any], column: str, name: str) -> Text:
     text = _as_text(said[column], name)
     try:
         spans = {str(key): (int(pair[0]), int(pair[1])) for key, pair in (said.get("spans") or {}).items() if pair}
-    except (AttributeError, TypeError, ValueError, IndexError):
+    except (AttributeError, TypeError, ValueError, IndexError, OverflowError):
         return Text(name, "", problem=f"spans are {{name: [start, stop]}}: {said.get('spans')!r}"[:300])
+    outside = [key for key, (start, stop) in spans.items() if not 0 <= start < stop <= len(text.text)]
+    if outside and text.problem is None:
+        return Text(name, "", problem=f"the span {outside[0]!r} is not inside of the text: {spans[outside[0]]}"[:300])
     return text._replace(spans=spans)
 
 

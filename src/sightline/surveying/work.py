@@ -33,7 +33,7 @@ class Worker:
     """A model, and where what it says is written."""
 
     def __init__(
-        self, model: Any, folder: Path, wanted: Wanted, threads: int | None = 1, tokenizer: Any = None
+        self, model: Any, folder: Path, wanted: Wanted, driver: str, threads: int | None = 1, tokenizer: Any = None
     ) -> None:
         """`model`: a name or a folder, or a model, which needs a `tokenizer` of its own or beside it."""
         if threads is not None:
@@ -51,7 +51,7 @@ class Worker:
                 got="none",
                 hint="sl.survey(model, texts, out, tokenizer=…)",
             )
-        self.lock = working(folder)  # at last: what is refused holds nothing
+        self.lock = working(folder, driver)  # at last: what is refused holds nothing
 
     def do(self, order: Order, still: Callable[[], bool] = lambda: True) -> Done:
         """Run the texts of an order and write their part. `still`: whether anybody still wants it."""
