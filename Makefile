@@ -50,8 +50,8 @@ SYSTEM = if test "$$(id -u)" = 0 && command -v apt-get > /dev/null; then echo "I
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(1) > /dev/null; \
 	else echo "Missing: $(2). On Debian and Ubuntu: sudo apt-get install $(1)"; exit 1; fi
 
-# Two workers on two cores: more threads than that would only wait for each other.
-WORKERS ?= 2
+# Three workers on two cores, of one thread each: a third of their time they wait for a browser, a compiler or the index.
+WORKERS ?= 3
 
 DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
@@ -70,7 +70,7 @@ demo: $(RUN) $(TRY_PAGE) ## a trained model on a sentence: an account of its att
 	  echo; echo "The explorer's page could not be built:"; sed 's/^/  /' $(NO_PAGE); echo "To try again: make page"; }
 	@test ! -f $(PAGE) || { echo; $(BIN)/sightline serve $(VENV)/demo --port $(PORT); }
 
-# A worker that has nothing left takes tests from the other: both end at the same time.
+# A worker that has nothing left takes tests from the others: all end at the same time.
 test: check $(PAGE) $(CHROMIUM) $(COMPILER) $(WARM) ## make check, then every test and every example in the documentation
 	$(NPM) test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -136,7 +136,7 @@ installs: $(RUN) ## the install from the package index alone, timed, for each Py
 	@$(BIN)/python benchmarks/installs.py $(PYTHONS)
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(FAMILIES) $(NOTEBOOK) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(FAMILIES) $(NOTEBOOK) $(RAY) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):

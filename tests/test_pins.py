@@ -65,25 +65,26 @@ def resolved(python: str, asked: list[str], *options: str, pins: Path = PINS, **
     return done.stdout
 
 
-def test_every_python_finds_all_it_needs_in_the_index() -> None:
-    """And nothing is left to choose: whatever comes is pinned, and whatever is pinned comes."""
-    with ThreadPoolExecutor() as side_by_side:
-        found = list(side_by_side.map(lambda python: versions(resolved(python, requirements())), PYTHONS))
+def test_what_is_pinned_is_what_every_python_finds_in_the_index(tmp_path: Path) -> None:
+    """Nothing is left to choose, nothing is pinned in vain, and pins that clash are found.
+
+    One test, because all of it is waiting for the index, side by side.
+    """
+    wrong = tmp_path / "constraints.txt"
+    # As when Triton was not the one that torch of the index asks for.
+    wrong.write_text(re.sub(r"^triton==.*$", "triton==3.6.0", PINS.read_text("utf-8"), flags=re.MULTILINE))
+    with ThreadPoolExecutor(max_workers=len(PYTHONS) + 2) as side_by_side:
+        clash = side_by_side.submit(resolved, "3.12", ["torch"], pins=wrong)
         weights = side_by_side.submit(resolved, PYTHONS[0], models(), "--no-deps")
+        found = list(side_by_side.map(lambda python: versions(resolved(python, requirements())), PYTHONS))
     assert len(found) == 3
     pinned = versions(PINS.read_text("utf-8"))
     for python, chosen in zip(PYTHONS, found, strict=True):
         assert chosen.items() <= pinned.items(), f"not pinned for Python {python}: {chosen.items() - pinned.items()}"
     used = set().union(*found, versions(weights.result()))
     assert used == pinned.keys(), f"pinned and never installed: {pinned.keys() - used}"
-
-
-def test_pins_that_clash_are_found(tmp_path: Path) -> None:
-    """As when Triton was not the one that torch of the index asks for."""
-    wrong = tmp_path / "constraints.txt"
-    wrong.write_text(re.sub(r"^triton==.*$", "triton==3.6.0", PINS.read_text("utf-8"), flags=re.MULTILINE))
     with pytest.raises(AssertionError, match=r"(?s)cannot install.*triton"):
-        resolved("3.12", ["torch"], pins=wrong)
+        clash.result()
 
 
 def test_an_index_that_cannot_be_reached_is_the_reason() -> None:

@@ -184,9 +184,9 @@ def test_a_compiled_llama_is_trained_to_the_same_bits(implementation, side) -> N
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("checkpointed", [None, False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
 def test_with_the_compiler_that_people_use(checkpointed) -> None:
-    """Inductor, and both kinds of checkpoint inside of it."""
+    """Inductor, with both kinds of checkpoint inside of it: each layer is compiled as it would be without."""
     torch.manual_seed(3)
     state = Model(checkpointed=checkpointed).state_dict()
 
