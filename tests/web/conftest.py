@@ -12,7 +12,8 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from explore_cases import make_run, sights, words
-from sightline.explore.model_runs import Models, Report
+from sightline.explore.model_runs import Models
+from sightline.explore.once_more import Report
 from sightline.explore.run import Run
 from sightline.web.app import application
 from sightline.web.jobs import Job

@@ -20,7 +20,7 @@ from sightline.explore import effects
 from sightline.explore.aims import Aim
 from sightline.explore.model_runs import Models
 from sightline.models.text.language_model import LanguageModel
-from sightline.web.jobs import performer
+from sightline.web.jobs import Cancelled, performer
 from sightline.web.service import Service
 from web.conftest import Client
 
@@ -153,10 +153,11 @@ def test_of_some_layers_the_effects_are_of_their_heads(asked: Client, tiny: Tiny
 
 @pytest.mark.parametrize("at", [2, 4])
 def test_effects_that_are_taken_back_leave_nothing(
-    asked: Client, base: str, tiny: Tiny, at: int, monkeypatch: pytest.MonkeyPatch
+    asked: Client, base: str, tiny: Tiny, at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """While the run with gradients goes on, or one without a head: by the route that a page uses."""
-    threads, folders = set(threading.enumerate()), set(Path(tempfile.gettempdir()).glob("sightline-*"))
+    threads = set(threading.enumerate())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     held, told, heard = threading.Event(), threading.Event(), []
     layer = tiny.model.decoder.layers[1].attention
 
@@ -181,8 +182,31 @@ def test_effects_that_are_taken_back_leave_nothing(
     assert tiny.hooks == 0
     assert all(parameter.grad is None for parameter in tiny.model.parameters())
     assert set(threading.enumerate()) <= threads
-    assert set(Path(tempfile.gettempdir()).glob("sightline-*")) <= folders
+    assert not list(tmp_path.iterdir())
     assert asked.get(f"/api/runs/{base}/effects", params=aim).status_code == 404
+
+
+def test_every_layer_of_every_pass_is_told_and_may_be_the_last(asked: Client, base: str, tiny: Tiny) -> None:
+    """The text before its target is known, with gradients, back, and without: then head by head."""
+    request = effects.EffectsRequest(asked.service.run(base), Aim(" the", " and"))
+    told: list[tuple[str, int, int]] = []
+    found = effects.compute(request, *tiny.get("tiny"), lambda stage, done, total: told.append((stage, done, total)))
+    reading = [one for one in told if one[0] == "reading the text"]
+    # The first pass says where it begins; the others go on from there.
+    assert reading == [("reading the text", i, 12) for i in range(13)]
+    assert told[13] == ("taking heads out", 0, 12)
+    assert told[-1] == ("taking heads out", 12, 12)
+    for last in range(0, len(told), 3):
+        left = iter(range(last))
+
+        def report(left: Any = left, **_: object) -> None:
+            if next(left, None) is None:
+                raise Cancelled
+
+        with pytest.raises(Cancelled):
+            effects.compute(request, *tiny.get("tiny"), report)
+        assert tiny.hooks == 0
+    assert found.table["value"] == effects.compute(request, *tiny.get("tiny"), lambda **_: None).table["value"]
 
 
 def test_a_run_that_is_closed_is_not_read_on(asked: Client) -> None:
@@ -198,7 +222,7 @@ def test_memory_is_asked_for_before_any_head_is_taken_out(
     asked: Client, base: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sightline.memory.available", lambda device: 1 << 20)
-    monkeypatch.setattr("sightline.explore.effects.needed", lambda model, tokens: 1 << 40)
+    monkeypatch.setattr("sightline.explore.once_more.needed", lambda model, tokens: 1 << 40)
     monkeypatch.setattr(tiny.model, "forward", lambda *_, **__: pytest.fail("it ran"))
     told: list[str] = []
     request = effects.EffectsRequest(asked.service.run(base), Aim())

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Browser
 
+import sightline as sl
 from sightline.explore.model_runs import RunRequest
+from sightline.explore.one_model import OneModel
+from sightline.watching import Seen
 from sightline.web.jobs import performer
 from sightline.web.service import Service
+from sightline.web.widget import Carried
 from web.browser import Live, Visit
+from web.notebook import Notebook
 from web.test_effects import TEXT, Tiny
+from word_model import TEXT as WORDS
+from word_model import word_model
 
 STATE = "&L=2&H=3&q=13&k=9&for=%20Mary&than=%20John&rail=effects"
 
@@ -70,22 +79,34 @@ def test_every_head_is_taken_out_and_leads_to_itself(
     page.locator("#effect-2-3").wait_for()
     table = next(iter(live.service.run(run).effects.values()))
     exact, first = table["exact"], table["influence"]
-    assert page.locator("#effect-1-2").get_attribute("title") == page.locator("#first-order-1-2").get_attribute("title")
     told = page.locator("#effect-1-2").get_attribute("title") or ""
     assert told.startswith("layer 1 head 2: exact ")
     shown = [float(part.split()[-1].replace("−", "-")) for part in told.split(":")[1].split(",")]
     assert shown == pytest.approx([exact[1][2], first[1][2]], rel=0.06)
     strongest = max((abs(x), layer, head) for layer, row in enumerate(exact) for head, x in enumerate(row))[1:]
-    assert page.locator(".effects-grids .most").first.get_attribute("id") == f"effect-{strongest[0]}-{strongest[1]}"
+    assert page.locator(".effects .most").get_attribute("id") == f"effect-{strongest[0]}-{strongest[1]}"
+    least = 24 if width > 900 else 44
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('.effects .link-cell')].map(c => [c.offsetWidth, c.offsetHeight])"
+    )
+    assert min(min(size) for size in sizes) >= least, "what a pointer hits"
     visit.accessible("effects")
+    # A model of many heads: the grid scrolls inside, and the page does not.
+    wide = "document.querySelector('.effects .link-grid').style.setProperty('--target', '{}px')"
+    page.evaluate(wide.format(200))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.evaluate(wide.format(least))
 
     page.locator(".effects .link-grid").first.focus()
     for key in ("ArrowUp", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
     visit.until("location.hash.includes('L=1&H=2') && location.hash.includes('effects=1')")
     if width > 900:
-        page.locator("#first-order-0-1").click()
+        color = "getComputedStyle(document.querySelector('#effect-0-1')).backgroundColor"
+        before = page.evaluate(color)
+        page.locator(".effects [role=radio]", has_text="first order").click()
+        assert (page.evaluate(color) == before) == (f"{exact[0][1]:.6f}" == f"{first[0][1]:.6f}")
+        page.locator("#effect-0-1").click()
         visit.until("location.hash.includes('L=0&H=1')")
         page.locator(".why-bar button", has_text="Python").click()
         page.locator("pre.python", has_text="sl.effects(model").wait_for()
@@ -93,3 +114,60 @@ def test_every_head_is_taken_out_and_leads_to_itself(
         page.reload()
         page.locator("#effect-2-3").wait_for()
     visit.close()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Seen]:
+    model, tokenizer = word_model(tmp_path_factory.mktemp("words"))
+    with torch.no_grad(), sl.watch(model, keep_qk=True, tokenizer=tokenizer) as seen:
+        model(torch.tensor([tokenizer.encode(WORDS).ids]))
+    return model, tokenizer, seen
+
+
+def test_a_notebook_takes_heads_out_of_its_own_model(
+    browser: Browser, words: tuple[Any, Any, Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer, seen = words
+    carried = Carried(seen, OneModel(seen, model, tokenizer))
+    book = Notebook(browser, carried)
+    frame = book.frame
+    frame.locator("#rail-tab-effects").click()
+    start = frame.locator(".effects button", has_text="Exact effects of all heads")
+    start.wait_for()
+
+    held, layer = threading.Event(), model.decoder.layers[1].attention
+    with monkeypatch.context() as patch:
+        real = layer.forward
+        patch.setattr(layer, "forward", lambda *given, **more: (held.wait(30), real(*given, **more))[1])
+        start.click()
+        book.until(".effects-where", "reading the text 1 of 8")
+        book.accessible("while heads are taken out, in a notebook")
+        frame.locator(".effects button", has_text="Cancel").click()
+        held.set()
+        start.wait_for()
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    assert not any(getattr(module, kind) for module in model.modules() for kind in kinds)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+    start.click()
+    frame.locator("#effect-1-2").wait_for()
+    ids = torch.tensor([tokenizer.encode(WORDS).ids])
+    token = int(model(ids)[0, -1].argmax())
+    exact = sl.effects(model, {"ids": ids, "last": 1}, sl.targets.logit(token)).exact[0]
+    told = frame.locator("#effect-1-2").get_attribute("title") or ""
+    shown = float(told.split("exact ")[1].split(",")[0].replace("−", "-"))
+    assert shown == pytest.approx(float(exact[1, 2]), rel=0.06)
+    book.accessible("effects, in a notebook")
+    carried.close()
+    book.close()
+
+
+def test_a_notebook_without_the_model_says_how_to_bring_it(browser: Browser, words: tuple[Any, Any, Seen]) -> None:
+    carried = Carried(words[2])
+    book = Notebook(browser, carried)
+    book.until("#rail-tab-effects")
+    book.frame.locator("#rail-tab-effects").click()
+    book.until(".effects .summary", "this widget was given none: explorer(seen, model=model)")
+    assert book.frame.locator(".effects button:visible").count() == 0
+    carried.close()
+    book.close()

@@ -1133,13 +1133,13 @@ def test_words_from_right_to_left_keep_their_place_in_a_sentence(visit: Visit, a
                 return range.getBoundingClientRect().left;
             };
             const at = text.indexOf('strongest');
-            const found = [...text.matchAll(/strongest|[\\u0590-\\u05ff]+|to|[0-9.]+$/g)];
+            const found = [...text.matchAll(/strongest|[\\u0590-\\u05ff]+|→|[0-9.]+$/g)];
             const words = found.filter(word => word.index >= at);
             return words.map(word => left(word.index, word.index + word[0].length));
         }"""
     )
-    assert len(lefts) == 5
-    assert lefts == sorted(lefts), "strongest, its query, to, its key, and the weight: in this order"
+    assert len(lefts) == 5, page.inner_text(".portrait .summary")
+    assert lefts == sorted(lefts), "strongest, its query, the arrow, its key, and the weight: in this order"
 
 
 def test_nothing_lies_over_a_rectangle_that_is_drawn(visit: Visit, live: Live) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -139,6 +140,26 @@ def test_what_is_on_the_screen_runs_as_python(asked: Client, base: str, reading:
     np.testing.assert_allclose(found["cells"].reshape(-1), row, atol=1e-6)
 
 
+@pytest.mark.parametrize("of", ["norms", "influence"])
+def test_numbers_to_take_away_are_of_the_reading_and_say_so(asked: Client, reading: str, seen: Any, of: str) -> None:
+    wanted = seen[23].tile(slice(4, 14), slice(0, 14), of=of)[0, 3].numpy()
+    path = f"/api/runs/{reading}_{of}/export?layer=23&head=3&rows=4:14&cols=0:14&format="
+    answer = asked.get(f"{path}csv")
+    first, *lines = answer.text.strip().splitlines()
+    assert first == f"query,key,query_token,key_token,{of}"
+    assert f"layer23-head3-{of}.csv" in answer.headers["content-disposition"]
+    cells = {tuple(map(int, line.split(",")[:2])): float(line.rsplit(",", 1)[1]) for line in lines}
+    assert cells[13, 9] == pytest.approx(float(wanted[9, 9]), rel=1e-6)
+    assert len(cells) == sum(range(5, 15))
+    file = np.load(io.BytesIO(asked.get(f"{path}npz").content))
+    visible = np.tri(10, 14, 4, dtype=bool)
+    np.testing.assert_allclose(file[of][visible], wanted[visible], rtol=1e-6)
+    assert "weights" not in file
+    about = json.loads(str(file["about"]))
+    assert (about["of"], about["run"], about["aim"]["token"]) == (of, reading.split("_")[0], " Mary")
+    assert about["value"] == pytest.approx(6.12, abs=0.005)
+
+
 def test_a_reading_that_is_taken_back_leaves_no_hook(asked: Client, base: str) -> None:
     """Forwards, and half way back."""
     model, tokenizer = asked.service.models.get("smollm2")  # type: ignore[union-attr]
@@ -162,7 +183,7 @@ def test_a_reading_that_is_taken_back_leaves_no_hook(asked: Client, base: str) -
 def test_memory_is_asked_for_before_a_backward_pass(asked: Client, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = asked.service.models.get("smollm2")  # type: ignore[union-attr]
     monkeypatch.setattr("sightline.memory.available", lambda device: 1 << 20)
-    monkeypatch.setattr("sightline.explore.readings.needed", lambda model, tokens: 1 << 40)
+    monkeypatch.setattr("sightline.explore.once_more.needed", lambda model, tokens: 1 << 40)
     told: list[str] = []
     request = readings.ReadingRequest(asked.service.run(base), Aim())
     with pytest.raises(TooLargeError, match="a backward pass through this text"):

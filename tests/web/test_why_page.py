@@ -150,6 +150,15 @@ def test_what_mattered_for_mary_and_what_is_left_without_that_head(browser: Brow
     page.click("[data-order=influence]")
     assert "L23 H3" in [one.inner_text().split("\n")[0] for one in page.locator(".head .caption").all()[:3]]
     visit.accessible("mattered")
+    aim = "mattered for “Mary” instead of “John”"
+    for format, has in (("CSV", "query,key,query_token,key_token,influence\n"), ("SVG", f"layer 23 head 3, {aim}:")):
+        page.keyboard.press("e")
+        if format == "CSV":
+            assert f"exact numbers, {aim}" in page.locator("dialog[open] li", has_text="CSV").inner_text()
+        with page.expect_download() as caught:
+            page.click(f"dialog[open] button:text-is('{format}')")
+        assert has in caught.value.path().read_text(encoding="utf-8")
+        page.keyboard.press("Escape")
     page.keyboard.press("c")
     visit.accessible("cut", "dialog[open]")
     page.locator("[data-where=head] button", has_text="ablate it").click()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,11 @@ from playwright.sync_api import Browser, FloatRect, Locator
 
 import sightline as sl
 from sightline.errors import InputTypeError
+from sightline.explore.one_model import OneModel
 from sightline.watching import Seen
 from sightline.web.widget import Carried, explorer
 from web.notebook import Notebook
+from word_model import TEXT, word_model
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +87,63 @@ def test_only_runs_are_shown() -> None:
         explorer("a text")  # type: ignore[arg-type]
 
 
+def _answer(carried: Carried, path: str, body: Any = None) -> Any:
+    given = () if body is None else ("POST", json.dumps(body))
+    status, _, found = carried.ask(path, *given).result(20)
+    assert status in (200, 202), found
+    return json.loads(found)
+
+
+def _done(carried: Carried, path: str, body: Any) -> str:
+    id = str(_answer(carried, path, body)["id"])
+    while (found := _answer(carried, f"/api/runs/{id}")).get("state") in ("queued", "running"):
+        time.sleep(0.01)
+    assert found["state"] == "done", found
+    return id
+
+
+def test_programs_run_in_the_notebook_they_are_copied_in(tmp_path: Path) -> None:
+    """With the model that the widget was given: an edited run, a reading, effects; nothing is loaded from a folder."""
+    model, tokenizer = word_model(tmp_path)
+    with torch.no_grad(), sl.watch(model, keep_qk=True, tokenizer=tokenizer) as seen:
+        model(torch.tensor([tokenizer.encode(TEXT).ids]))
+    carried, last = Carried(seen, OneModel(seen, model, tokenizer)), len(TEXT.split()) - 1
+    base = run_of(carried)
+    name = _answer(carried, f"/api/runs/{base}")["model"]
+
+    def ran(path: str) -> dict[str, Any]:
+        program = _answer(carried, path)["python"]
+        assert "models.load" not in program
+        there: dict[str, Any] = {"model": model, "seen": seen}
+        exec(program, there)
+        return there
+
+    def row(run: str) -> np.ndarray:
+        return np.frombuffer(ask(carried, f"/api/runs/{run}/rows/1/2?q={last}")[2], "<f4")
+
+    try:
+        # What the run of the notebook has itself is read from there.
+        program = _answer(carried, f"/api/runs/{base}/python/1/2?q={last}")["python"]
+        np.testing.assert_allclose(ran(f"/api/runs/{base}/python/1/2?q={last}")["cells"].reshape(-1), row(base))
+        assert "sl.watch" not in program
+        edits = ["ablate:0.1", "cut:1.2:k0"]
+        edited = _done(carried, "/api/runs", {"text": TEXT, "model": name, "edits": edits})
+        shown = ran(f"/api/runs/{edited}/python/1/2?q={last}")["cells"]
+        np.testing.assert_allclose(np.nan_to_num(row(edited)), shown.reshape(-1), atol=1e-6)
+        assert np.isnan(row(edited)[0]), "it was cut"
+        reading = _done(carried, f"/api/runs/{base}/readings", {"token": "Mary", "than": "John"})
+        there = ran(f"/api/runs/{reading}_influence/python/1/2?q={last}&token=Mary&than=John")
+        np.testing.assert_allclose(row(f"{reading}_influence"), there["cells"].reshape(-1), rtol=1e-5, atol=1e-9)
+        value = _answer(carried, f"/api/runs/{reading}_influence")["value"]
+        assert there["value"] == pytest.approx(value, rel=1e-6)
+        _done(carried, f"/api/runs/{base}/effects", {})
+        found = _answer(carried, f"/api/runs/{base}/effects")
+        there = ran(f"/api/runs/{base}/python/1/2?q={last}&heads=true")
+        np.testing.assert_allclose(there["effects"].exact[0], found["exact"], rtol=1e-5, atol=1e-9)
+    finally:
+        carried.close()
+
+
 def _box(locator: Locator) -> FloatRect:
     """Where an element is; labels are made anew when another head is shown, and for a moment are nowhere."""
     for _ in range(100):
@@ -112,6 +173,24 @@ def test_the_widget_in_a_browser(browser: Browser, seen: Seen, carried: Carried)
     assert page.url == "about:blank"
     page.evaluate("leave()")
     assert page.locator("iframe").count() == 0
+    book.close()
+
+
+def test_the_widget_fits_the_cell_it_is_in(browser: Browser, seen: Seen, carried: Carried) -> None:
+    """From a phone's width on: nothing goes sideways, what is looked at is there, and axe finds nothing serious."""
+    book = Notebook(browser, carried, viewport={"width": 390, "height": 760})
+    book.until(".text-body [data-t]")
+    for width, scheme in ((390, "light"), (700, "dark"), (1024, "light"), (1440, "dark")):
+        book.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        book.page.set_viewport_size({"width": width, "height": 760})
+        inner = book.page.frames[-1]
+        for panel in ("text", "centre", "heads") if width < 900 else ("",):
+            if panel:
+                book.frame.locator(f"button[data-panel={panel}]").click()
+            shown = {"text": ".text-body", "centre": ".surface", "heads": ".heads-grid"}.get(panel, ".surface")
+            book.frame.locator(f"{shown}:visible").first.wait_for()
+            assert inner.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{width} {panel}"
+            book.accessible(f"{width} {panel}")
     book.close()
 
 

@@ -346,7 +346,7 @@ function around(tokens: Tokens, changed: Set<number>): (Node | string)[] {
 }
 
 function label({ run, layer, head }: HeadRef): string {
-  return `${run.info.model ?? "run"}, ${run.name(layer, head)}: ${run.info.title.slice(0, 40)}`;
+  return `${run.info.model ?? "run"}, ${run.name(layer, head)}: ${run.info.title.slice(0, 40)}${run.info.title.length > 40 ? "…" : ""}`;
 }
 
 // What is pinned may lie beyond a map: heads of one run may have other queries and keys.

@@ -7,7 +7,7 @@ interface Operation {
   description?: string;
   summary?: string;
   parameters?: { name: string; in: string; required?: boolean; schema?: { type?: string; default?: unknown } }[];
-  requestBody?: unknown;
+  requestBody?: { content: Record<string, { schema: { $ref?: string } }> };
 }
 
 async function main(): Promise<void> {
@@ -17,6 +17,11 @@ async function main(): Promise<void> {
     info: { description: string };
     paths: Record<string, Record<string, Operation>>;
     components: { schemas: Record<string, { properties?: Record<string, { description?: string; type?: string }> }> };
+  };
+  // The shape that a body has is named by its last word.
+  const sent = (content: Record<string, { schema: { $ref?: string } }>) => {
+    const name = content["application/json"]?.schema.$ref?.split("/").at(-1) ?? "";
+    return api.components.schemas[name]?.properties ?? {};
   };
   const sections = Object.entries(api.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, operation]) => {
@@ -40,7 +45,7 @@ async function main(): Promise<void> {
         el("h2", {}, el("span", { class: `method ${method}` }, method.toUpperCase()), el("code", {}, path)),
         el("p", {}, operation.description ?? operation.summary ?? ""),
         rows.length ? el("table", {}, el("tbody", {}, ...rows)) : null,
-        operation.requestBody ? body(api.components.schemas.NewRun?.properties ?? {}) : null,
+        operation.requestBody ? body(sent(operation.requestBody.content)) : null,
       );
     }),
   );

@@ -6,6 +6,7 @@ import type { Context } from "./context";
 import { el } from "./dom";
 import { dialog } from "./export";
 import type { Cells } from "./grid";
+import { waitFor } from "./orders";
 import type { OrderInfo } from "./source";
 import { visible } from "./tokens";
 import { asked, sent } from "./why";
@@ -191,18 +192,8 @@ export class Edits {
   private async finished(id: string, asking: number): Promise<void> {
     const found = await this.context.source.run(id);
     if ("layers" in found) return;
-    await new Promise<void>((done, failed) => {
-      const close = this.context.source.events(id, (order) => {
-        if (asking !== this.asking) {
-          close();
-          return failed(new Error("another change was asked for"));
-        }
-        this.progress(order);
-        if (order.state === "done") done();
-        else if (order.state === "failed") failed(new Error(`${order.problem?.error}: ${order.problem?.got}`));
-        else if (order.state === "cancelled") failed(new Error("the edited run was taken back"));
-      });
-    });
+    const { done } = waitFor(this.context.source, id, (order) => asking === this.asking && this.progress(order));
+    await done;
   }
 
   // What it does to the next token: "without layer 23 head 3: Mary 0.923 → 0.873, …".

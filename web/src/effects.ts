@@ -1,11 +1,13 @@
 // Exact effects of all heads: each is taken out once, and what the target loses by that is beside the first-order figure.
 
 import type { components } from "./api";
-import { onChange } from "./changes";
 import { colorOf, css, type Scale, show } from "./colors";
 import type { Context } from "./context";
 import { el, retryButton } from "./dom";
 import { HeadGrid } from "./headgrid";
+import { segmented } from "./legend";
+import { Seen } from "./listening";
+import { TakenBack, type Waiting, waitFor, where } from "./orders";
 import { aimWords } from "./readings";
 import type { OpenRun } from "./run";
 import { type OrderInfo, sentence } from "./source";
@@ -13,50 +15,46 @@ import { asked, sent } from "./why";
 
 type Table = components["schemas"]["Effects"];
 const TOP = 5;
+const FIGURES = {
+  exact: "what is lost without the head, by running the text without it",
+  "first order": "what its gradient says of the same: quick, and not always right",
+};
+const NO_MODEL = "its model is not at hand"; // how the server begins to say so
 
 export class EffectsView {
   readonly node: HTMLElement;
   private about = el("p", { class: "summary", attrs: { role: "status" } });
   private order = el("p", { class: "effects-order" });
   private best = el("div", { class: "link-best" });
-  private exact: HeadGrid;
-  private first: HeadGrid;
-  private grids: HTMLElement;
-  private visible = false;
+  private grid = new HeadGrid("effect", "effects, layers and heads", (...head) => this.open(...head));
+  private choice = segmented("figures", Object.keys(FIGURES), (name) => this.choose(name));
+  private shown = "exact";
+  private seen: Seen;
   private wanted = ""; // what the table is of, or will be
   private table: Table | null = null;
   private asking = 0;
-  private stop: (() => void) | null = null;
+  private waiting: Waiting | null = null;
 
   constructor(private context: Context) {
-    const open = (layer: number, head: number, compare: boolean) => this.open(layer, head, compare);
-    this.exact = new HeadGrid("effect", "exact effects, layers and heads", open);
-    this.first = new HeadGrid("first-order", "first-order figures, layers and heads", open);
-    const column = (name: string, title: string, grid: HeadGrid) => el("div", {}, el("h3", { title }, name), grid.node);
-    this.grids = el(
-      "div",
-      { class: "effects-grids", attrs: { hidden: true } },
-      column("exact", "what is lost without the head, by running the text without it", this.exact),
-      column("first order", "what its gradient says of the same: quick, and not always right", this.first),
-    );
-    this.node = el("div", { class: "every-head effects" }, this.about, this.order, this.best, this.grids);
-    context.store.on(["effects", "target", "run"], () => void this.load());
-    context.store.on(["layer", "head"], () => this.draw());
-    onChange(context.run, () => void this.load());
-    onChange(context.dark, () => this.draw());
-    onChange(context.again, () => void this.load());
+    Object.values(FIGURES).forEach((title, i) => {
+      (this.choice.node.children[i] as HTMLElement).title = title;
+    });
+    const parts = [this.about, this.order, this.best, this.choice.node, this.grid.node];
+    this.node = el("div", { class: "every-head effects" }, ...parts);
+    this.choice.node.hidden = true;
+    const [load, draw] = [() => void this.load(), () => this.draw()];
+    this.seen = new Seen(context, ["effects", "target"], ["layer", "head"], load, draw);
   }
 
-  show(visible: boolean): void {
-    this.visible = visible;
-    if (visible) void this.load();
+  show(now: boolean): void {
+    this.seen.show(now);
   }
 
   // What the address asks for, and nothing before it is seen: it takes as long as many runs.
   private async load(): Promise<void> {
     const run = this.context.run.value;
     const { effects, target } = this.context.state;
-    if (!this.visible || !run || this.context.state.run !== run.id) return;
+    if (!run || this.context.state.run !== run.id) return;
     const now = JSON.stringify([run.id, target, effects]);
     if (now === this.wanted) return this.draw();
     this.leave();
@@ -72,7 +70,9 @@ export class EffectsView {
       const path = `/api/runs/${run.id}/effects`;
       const { id } = await asked<{ id: string }>(source, path, sent("POST", target));
       if (asking !== this.asking) return void source.close(id).catch(() => undefined);
-      await this.done(id, asking);
+      this.waiting = waitFor(source, id, (order) => this.tell(order));
+      await this.waiting.done;
+      this.waiting = null;
       const given = new URLSearchParams();
       if (target.token) given.set("token", target.token);
       if (target.than) given.set("than", target.than);
@@ -80,48 +80,33 @@ export class EffectsView {
       const table = await asked<Table>(source, `${path}?${given}`);
       if (asking !== this.asking) return;
       this.table = table;
-      this.exact.at(this.context.state.layer, this.context.state.head);
-      this.first.at(this.context.state.layer, this.context.state.head);
+      this.grid.at(this.context.state.layer, this.context.state.head);
       this.draw();
     } catch (error) {
       if (asking !== this.asking) return;
+      this.waiting = null;
+      if (error instanceof TakenBack) return this.context.store.replace({ effects: false });
       this.wanted = "";
       this.say(sentence(error));
       this.order.replaceChildren(retryButton(() => void this.load()));
     }
   }
 
-  // Waits for an order, and says how far it is.
-  private done(id: string, asking: number): Promise<void> {
-    const { source } = this.context;
-    return new Promise((done, failed) => {
-      const close = source.events(id, (order) => {
-        if (asking !== this.asking) return;
-        if (["done", "failed", "cancelled"].includes(order.state)) this.stop = null;
-        if (order.state === "done") done();
-        else if (order.state === "failed") failed(new Error(`${order.problem?.error}: ${order.problem?.got}`));
-        else if (order.state === "cancelled") this.context.store.replace({ effects: false });
-        else this.tell(order);
-      });
-      this.stop = () => {
-        close();
-        void source.close(id).catch(() => undefined); // nobody waits for it any more
-      };
-    });
-  }
-
   private leave(): void {
     this.asking++;
-    this.stop?.();
-    this.stop = null;
+    this.waiting?.leave();
+    this.waiting = null;
     this.order.replaceChildren();
   }
 
   private whyNot(run: OpenRun): string | null {
     const { source, way } = this.context;
     if (!source.live) return "A report has no model to take heads out of: sightline serve has.";
-    if (way) return "In a notebook: sl.effects(model, ids, target) takes every head out.";
-    return run.info.why_not && `Heads cannot be taken out here: ${run.info.why_not}`;
+    const why = run.info.why_not;
+    if (!why?.startsWith(NO_MODEL)) return why && `Heads cannot be taken out here: ${why}.`;
+    return way
+      ? "Heads are taken out of the model, and this widget was given none: explorer(seen, model=model)."
+      : "Heads are taken out of the model, and this server has it not: sightline serve --model its/folder.";
   }
 
   private offer(run: OpenRun): void {
@@ -135,10 +120,7 @@ export class EffectsView {
   }
 
   private tell(order: OrderInfo): void {
-    const where =
-      order.state === "queued"
-        ? `waiting, place ${order.position}`
-        : `${order.stage} ${order.done} of ${order.total || "…"}`;
+    if (!["queued", "running"].includes(order.state)) return;
     if (!this.order.querySelector("progress")) {
       const cancel = el("button", { class: "button quiet", attrs: { type: "button" } }, "Cancel");
       cancel.addEventListener("click", () => void this.context.source.close(order.id).catch(() => undefined));
@@ -148,7 +130,7 @@ export class EffectsView {
     const bar = this.order.querySelector("progress")!;
     bar.max = order.total || 1;
     bar.value = order.done;
-    this.order.querySelector(".effects-where")!.textContent = ` ${where} `;
+    this.order.querySelector(".effects-where")!.textContent = ` ${where(order)} `;
     this.say(`What each head did ${aimWords(this.context.state.target)}:`);
   }
 
@@ -159,9 +141,12 @@ export class EffectsView {
   private draw(): void {
     const run = this.context.run.value;
     const { table } = this;
-    const there = this.visible && run && table && table.exact.length === run.info.layers.length;
-    this.grids.hidden = !there;
-    if (!there) return this.best.replaceChildren();
+    const there = this.seen.now && run && table && table.exact.length === run.info.layers.length;
+    this.choice.node.hidden = !there;
+    if (!there) {
+      this.grid.clear();
+      return this.best.replaceChildren();
+    }
     const { layer, head, target } = this.context.state;
     this.order.replaceChildren();
     this.say(
@@ -188,17 +173,22 @@ export class EffectsView {
     const scale: Scale = { ...this.context.scale(), name: "linear", lo: 0, hi: most, difference: true };
     const words = (l: number, h: number) =>
       `${run.name(l, h)}: exact ${show(table.exact[l][h])}, first order ${show(table.influence[l][h])}`;
-    const cells = (values: number[][]) =>
-      values.map((heads, l) =>
-        heads.map((value, h) => ({
-          name: words(l, h),
-          color: css(colorOf(scale, value)!),
-          most: l === all[0].l && h === all[0].h,
-        })),
-      );
-    this.grids.style.setProperty("--heads", String(Math.max(...table.exact.map((heads) => heads.length))));
-    this.exact.draw(run, cells(table.exact), [layer, head]);
-    this.first.draw(run, cells(table.influence), [layer, head]);
+    // One scale for both figures: changing between them shows where they disagree.
+    const values = this.shown === "exact" ? table.exact : table.influence;
+    const cells = values.map((heads, l) =>
+      heads.map((value, h) => ({
+        name: words(l, h),
+        color: css(colorOf(scale, value)!),
+        most: l === all[0].l && h === all[0].h,
+      })),
+    );
+    this.choice.set(this.shown);
+    this.grid.draw(run, cells, [layer, head]);
+  }
+
+  private choose(name: string): void {
+    this.shown = name;
+    this.draw();
   }
 
   private open(layer: number, head: number, compare: boolean): void {

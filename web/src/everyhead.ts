@@ -1,10 +1,10 @@
 // What is pinned, in every head: a grid of layers and heads. Of a cell its weight, of a query what it looks at most.
 
-import { onChange } from "./changes";
 import { colorOf, css, show } from "./colors";
 import type { Context } from "./context";
 import { el, retryButton } from "./dom";
 import { HeadGrid } from "./headgrid";
+import { Seen } from "./listening";
 import type { OpenRun } from "./run";
 import { aborted, sentence } from "./source";
 import { grid, strongest } from "./why";
@@ -18,30 +18,25 @@ export class EveryHead {
   readonly node: HTMLElement;
   private about = el("p", { class: "summary", attrs: { role: "status" } });
   private table = new HeadGrid("link", "layers and heads", (...head) => this.open(...head));
-  private visible = false;
+  private seen: Seen;
   private cells: Cell[][] = [];
   private stop: AbortController | null = null;
   private shown = "";
 
   constructor(private context: Context) {
     this.node = el("div", { class: "every-head" }, this.about, this.table.node);
-    context.store.on(["q", "k", "run"], () => void this.load());
-    context.store.on(["layer", "head", "map", "lo", "hi", "scale"], () => this.draw());
-    onChange(context.run, () => void this.load());
-    onChange(context.dark, () => this.draw());
-    onChange(context.tokens, () => this.draw());
-    onChange(context.again, () => void this.load());
+    const [load, draw] = [() => void this.load(), () => this.draw()];
+    this.seen = new Seen(context, ["q", "k"], ["layer", "head", "map", "lo", "hi", "scale"], load, draw);
   }
 
-  show(visible: boolean): void {
-    this.visible = visible;
-    if (visible) void this.load();
+  show(now: boolean): void {
+    this.seen.show(now);
   }
 
   private async load(): Promise<void> {
     const run = this.context.run.value;
     const { q, k, layer } = this.context.state;
-    if (!this.visible || !run || layer >= run.info.layers.length) return;
+    if (!run || layer >= run.info.layers.length) return;
     if (!q.length) {
       this.cells = [];
       this.shown = "";
@@ -78,7 +73,7 @@ export class EveryHead {
   private draw(): void {
     const run = this.context.run.value;
     const { q, k, layer, head } = this.context.state;
-    if (!this.visible || !run || !q.length || this.cells.length !== run.info.layers.length) return;
+    if (!this.seen.now || !run || !q.length || this.cells.length !== run.info.layers.length) return;
     const keys = run.keyTokens(layer);
     this.about.replaceChildren(...this.words(run, q.at(-1)!, k));
     const scale = this.context.scale();

@@ -6,6 +6,7 @@ import { el, svg } from "./dom";
 import { type Cells, single, ticks } from "./grid";
 import type { Links } from "./links";
 import type { MapView } from "./mapview";
+import { readingWords } from "./readings";
 import { sentence } from "./source";
 
 const CELLS_AS_SHAPES = 10_000;
@@ -64,18 +65,19 @@ export class ExportDialog {
           : [note("PNG, SVG", "pictures of the map: look at it first")]),
       );
       if (run.layer(layer).exact) {
+        const what = run.reading ? `exact numbers, ${readingWords(run)}` : "exact weights";
         const rows = `${cells.q0}:${cells.q1}`;
         const cols = `${cells.k0}:${cells.k1}`;
         const fetchFile = (format: string) => () =>
-          this.fetch(this.context.source.exportAddress(run.id, format, layer, head, rows, cols));
+          this.fetch(this.context.source.exportAddress(run.asked, format, layer, head, rows, cols));
         items.push(
           count <= 1_000_000
-            ? item("CSV", `exact weights, ${range}`, fetchFile("csv"))
+            ? item("CSV", `${what}, ${range}`, fetchFile("csv"))
             : note("CSV", `${count.toLocaleString("en")} cells are visible; at most 1,000,000 fit: zoom in`),
         );
         items.push(
           count <= 16 << 20
-            ? item("npz", `exact weights for NumPy, ${range}`, fetchFile("npz"))
+            ? item("npz", `${what} for NumPy, ${range}`, fetchFile("npz"))
             : note("npz", "more than 64 MiB are visible: zoom in"),
         );
       }
@@ -209,7 +211,7 @@ export class ExportDialog {
       svg(
         "text",
         { x: left, y: height - 8, fill: ink, "font-size": 11 },
-        `${run.info.model ?? ""} ${run.name(layer, head)}${minus}: ${run.info.title.slice(0, 70)}`,
+        `${run.info.model ?? ""} ${run.name(layer, head)}${minus}${run.reading ? `, ${readingWords(run)}` : ""}: ${run.info.title.slice(0, 70)}`,
       ),
     );
     return { node, width, height };

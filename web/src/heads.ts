@@ -367,6 +367,6 @@ export function summary(run: OpenRun, layer: number, head: number, link: [number
   if (entropy !== null && spread !== null) parts[0] += `: entropy ${entropy.toFixed(1)} of ${spread.toFixed(1)}`;
   if (first !== null) parts.push(`${Math.round(100 * first)}\u00a0% first token`);
   if (link)
-    parts.push(`strongest ${run.tokens.name(link[0])} to ${run.keyTokens(layer).name(link[1])} ${show(link[2])}`);
+    parts.push(`strongest “${run.tokens.name(link[0])}” → “${run.keyTokens(layer).name(link[1])}” ${show(link[2])}`);
   return parts.join("; ");
 }

@@ -22,6 +22,7 @@ const KEYS: [string, string][] = [
   ["N", "the next strong link of this head"],
   ["A", "the next place like the pinned one"],
   ["B", "bookmarks"],
+  ["C", "cut, scale or boost what is looked at"],
   ["/", "find words in the text; Enter goes on, Shift+Enter back"],
   ["E", "export"],
   ["?", "this list"],

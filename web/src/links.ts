@@ -5,6 +5,8 @@ import { onChange } from "./changes";
 import { css, paper, show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el, retryButton, svg } from "./dom";
+import { readingWords } from "./readings";
+import type { OpenRun } from "./run";
 import { topOf } from "./shading";
 import { shift } from "./shift";
 import { sentence } from "./source";
@@ -112,12 +114,14 @@ export class Links {
   drawing(): SVGSVGElement {
     const run = this.context.run.value!;
     const dark = this.context.dark.value;
-    const [width, height] = [WIDE + 320, (Math.max(this.stop - this.first, this.keyStop - this.first) + 1.5) * LINE];
+    const [width, height] = [WIDE + 320, (Math.max(this.stop - this.first, this.keyStop - this.first) + 3) * LINE];
     const size = { viewBox: `0 0 ${width} ${height}`, width, height };
-    const lines = svg("g", { transform: `translate(160 ${1.5 * LINE})`, stroke: getComputedStyle(this.lines).stroke });
+    const lines = svg("g", { transform: `translate(160 ${1.5 * LINE})` });
     for (const shown of this.lines.children as HTMLCollectionOf<SVGPathElement>) {
       const line = this.path(this.found[Number(shown.dataset.i)], WIDE);
-      line.setAttribute("stroke-opacity", getComputedStyle(shown).strokeOpacity); // what is set aside stays so
+      const { stroke, strokeOpacity } = getComputedStyle(shown);
+      line.setAttribute("stroke-opacity", strokeOpacity); // what is set aside stays so
+      line.setAttribute("stroke", stroke);
       lines.append(line);
     }
     const ink = { "font-family": "sans-serif", "font-size": 13, fill: dark ? "#eee" : "#222" };
@@ -133,7 +137,14 @@ export class Links {
       svg("text", { x: WIDE + 170, y: LINE, "text-anchor": "start", ...ink, "font-weight": "bold" }, "keys"),
       ...range(this.first, this.stop).map((i) => text(i, 150, "end", run.tokens.label(i))),
       ...range(this.first, this.keyStop).map((i) => text(i, WIDE + 170, "start", keys.label(i))),
+      svg("text", { x: 12, y: height - LINE / 2, ...ink, "font-size": 11 }, this.caption(run)),
     );
+  }
+
+  private caption(run: OpenRun): string {
+    const { layer, head } = this.context.state;
+    const read = run.reading ? `, ${readingWords(run)}` : "";
+    return `${run.info.model ?? ""} ${run.name(layer, head)}${read}: ${run.info.title.slice(0, 60)}`;
   }
 
   private async load(): Promise<void> {
@@ -146,8 +157,11 @@ export class Links {
     this.first = whole ? 0 : Math.max(0, Math.min(middle - AROUND / 2, info.queries - AROUND));
     this.stop = whole ? info.queries : Math.min(this.first + AROUND, info.queries);
     this.keyStop = whole ? info.keys : Math.min(this.first + AROUND, info.keys);
+    const least = run.reading ? show(LEAST * run.reading.most) : LEAST;
+    const sign = run.reading?.signed ? ": orange raises it, blue lowers it" : "";
+    const signed = run.reading ? `, ${readingWords(run)}${sign}` : "";
     this.about.textContent = whole
-      ? `the ${TOP} strongest keys of every query, from ${LEAST} up`
+      ? `the ${TOP} strongest keys of every query, from ${least} up${signed}`
       : `tokens ${this.first.toLocaleString("en")} to ${(this.stop - 1).toLocaleString("en")} of ${info.queries.toLocaleString("en")}, around the pinned query; farther keys as chips`;
     const sink = this.context.state.aside && !run.reading && run.sink(layer, head) > SINK ? run.sink(layer, head) : 0;
     if (sink) this.about.append(`; the first token, ${Math.round(100 * sink)} %, is set aside: lines show the rest`);
@@ -280,6 +294,7 @@ export class Links {
       ...(i === null ? {} : { "data-i": i, "data-q": q, "data-k": k }),
     });
     path.append(svg("title", {}, show(weight)));
+    if (this.context.run.value?.reading?.signed) path.classList.add(weight < 0 ? "lowers" : "raises");
     return path;
   }
 

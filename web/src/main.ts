@@ -186,11 +186,7 @@ class App {
     });
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
     if (key !== null && key < keys.length)
-      parts.push(
-        document.createTextNode(verb(run.info.of, queries.length === 1)),
-        ...keys.placed(key),
-        document.createTextNode(": "),
-      );
+      parts.push(document.createTextNode(verb(run.info.of, queries.length === 1)), ...keys.placed(key));
     if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
     const weight = el("b", { class: "weight" });
     this.sentence.replaceChildren(el("span", { class: "link" }, ...parts, weight), " ", where);
@@ -199,6 +195,7 @@ class App {
         const row = await run.row(layer, head, queries);
         const held = queries.map((query) => context.source.held?.(layer, head, query, key, run.asked));
         if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
+        weight.before(": "); // no colon where no number follows
         weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
       } catch {
         // the sentence stands without its number

@@ -1,9 +1,9 @@
 // Follow a token: its strongest sources through the layers, as a path that can be walked.
 
-import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context } from "./context";
 import { el, retryButton } from "./dom";
+import { Seen } from "./listening";
 import { sentence } from "./source";
 import { LEAST, type PathStep, path } from "./why";
 
@@ -11,30 +11,27 @@ export class PathView {
   readonly node: HTMLElement;
   private about = el("p", { class: "summary", attrs: { role: "status" } });
   private list = el("ol", { class: "path" });
-  private visible = false;
+  private seen: Seen;
   private steps: PathStep[] = [];
   private origin: number | null = null;
   private asking = 0;
 
   constructor(private context: Context) {
     this.node = el("div", { class: "path-view" }, this.about, this.list);
-    context.store.on(["q", "run"], () => void this.load());
-    context.store.on(["layer", "head", "k"], () => this.mark());
-    onChange(context.run, () => void this.load(true));
-    onChange(context.tokens, () => this.draw());
-    onChange(context.again, () => void this.load(true));
+    const load = (anew: boolean) => void this.load(anew);
+    this.seen = new Seen(context, ["q"], [], load, () => this.draw());
+    context.store.on(["layer", "head", "k"], () => this.mark()); // what has the focus keeps it
   }
 
-  show(visible: boolean): void {
-    this.visible = visible;
-    if (visible) void this.load();
+  show(now: boolean): void {
+    this.seen.show(now);
   }
 
   // A new token is followed from the top; a step of the path that is shown is not a new token.
-  private async load(anew = false): Promise<void> {
+  private async load(anew: boolean): Promise<void> {
     const run = this.context.run.value;
     const { q, layer } = this.context.state;
-    if (!this.visible || !run) return;
+    if (!run) return;
     const query = q.at(-1) ?? null;
     if (query === null) {
       this.origin = null;
@@ -61,7 +58,7 @@ export class PathView {
 
   private draw(): void {
     const run = this.context.run.value;
-    if (!this.visible || !run || this.origin === null) return;
+    if (!run || this.origin === null) return;
     const { tokens } = run;
     const goes = this.steps.filter((step) => step.goes).length;
     this.about.replaceChildren(

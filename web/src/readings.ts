@@ -4,6 +4,7 @@ import { onChange } from "./changes";
 import type { Context } from "./context";
 import { el } from "./dom";
 import { segmented } from "./legend";
+import { type Waiting, waitFor } from "./orders";
 import { OpenRun } from "./run";
 import { isRun, type OrderInfo, type RunInfo, sentence } from "./source";
 import { asked, sent } from "./why";
@@ -23,7 +24,7 @@ export class Readings {
   readonly about = el("span", { class: "reading-about", attrs: { role: "status" } });
   private aims = el("select", { class: "reading-aims", attrs: { "aria-label": "what for", hidden: true } });
   private asking = 0;
-  private stop: (() => void) | null = null;
+  private waiting: Waiting | null = null;
 
   // `progress` shows how an order goes, until null.
   constructor(
@@ -58,9 +59,10 @@ export class Readings {
     if (!this.context.source.live && of !== "weights") return this.held(run, of);
     if (run.info.of === of && (now === wanted || (own && run.info.aim === null) || of === "weights")) return;
     const asking = ++this.asking;
-    this.stop?.();
+    this.waiting?.leave();
+    this.waiting = null;
     try {
-      const id = of === "weights" ? run.id : own ? `${run.id}_own_${of}` : `${await this.make(run, asking)}_${of}`;
+      const id = of === "weights" ? run.id : own ? `${run.id}_own_${of}` : `${await this.make(run)}_${of}`;
       if (asking !== this.asking) return;
       const info = await this.context.source.run(id);
       if (asking !== this.asking || !isRun(info)) return;
@@ -68,7 +70,7 @@ export class Readings {
       read.inherit(run);
       await this.context.read(read);
     } catch (error) {
-      if (asking !== this.asking || (error as Error).message === "left") return;
+      if (asking !== this.asking) return;
       this.context.say(sentence(error));
       this.context.store.replace({ of: run.info.of as Reading });
     } finally {
@@ -100,27 +102,14 @@ export class Readings {
   }
 
   // An order for it; its id when it is done.
-  private async make(run: OpenRun, asking: number): Promise<string> {
+  private async make(run: OpenRun): Promise<string> {
     const { source, state } = this.context;
     if (run.info.why_not) throw new Error(`This reading needs gradients, and ${run.info.why_not}`);
     const { id } = await asked<{ id: string }>(source, `/api/runs/${run.id}/readings`, sent("POST", state.target));
-    return new Promise((done, failed) => {
-      const close = source.events(id, (order) => {
-        if (asking !== this.asking) return;
-        this.progress(order);
-        if (order.state === "done") done(id);
-        else if (order.state === "failed") failed(new Error(`${order.problem?.error}: ${order.problem?.got}`));
-        else if (order.state === "cancelled") failed(new Error("it was taken back"));
-      });
-      this.stop = () => {
-        close();
-        void source.close(id).catch(() => undefined); // nobody waits for it any more
-        failed(new Error("left"));
-      };
-    }).then((found) => {
-      this.stop = null;
-      return found as string;
-    });
+    this.waiting = waitFor(source, id, this.progress);
+    await this.waiting.done;
+    this.waiting = null;
+    return id;
   }
 
   // The run beside it is read the same way: two maps of different things are not compared.
@@ -134,13 +123,7 @@ export class Readings {
       let id = b.id;
       if (a.info.of !== "weights") {
         const made = await asked<{ id: string }>(source, `/api/runs/${b.id}/readings`, sent("POST", a.info.aim));
-        await new Promise<void>((done, failed) =>
-          source.events(made.id, (order) => {
-            this.progress(order);
-            if (order.state === "done") done();
-            else if (order.state !== "queued" && order.state !== "running") failed(new Error(order.problem?.error));
-          }),
-        );
+        await waitFor(source, made.id, this.progress).done;
         id = `${made.id}_${a.info.of}`;
       }
       const info = await source.run(id);
@@ -197,4 +180,9 @@ export function aimWords({ token, than, after }: { token: string; than: string; 
   const name = (text: string) => `“${text.trim() || text}”`;
   const what = token ? name(token) : "the next token";
   return `for ${what}${than ? ` instead of ${name(than)}` : ""}${after === null ? "" : `, after ${after}`}`;
+}
+
+// What the cells of a reading are: "mattered for “Mary” instead of “John”".
+export function readingWords({ info: { of, aim } }: OpenRun): string {
+  return `${NAMES[of as Reading]}${of === "influence" && aim ? ` ${aimWords(aim)}` : ""}`;
 }

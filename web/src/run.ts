@@ -11,6 +11,7 @@ export class OpenRun {
   readonly memory: Tokens | null;
   portraits: Portraits | null = null;
   private thumbBytes: Uint8Array | null = null;
+  private nameless: Tokens | null = null;
   private starts: number[] = [];
   private rows = new Map<string, Promise<Float32Array>>();
 
@@ -73,7 +74,11 @@ export class OpenRun {
   }
 
   keyTokens(layer: number): Tokens {
-    return this.layer(layer).cross && this.memory ? this.memory : this.tokens;
+    const { cross, keys } = this.layer(layer);
+    if (!cross) return this.tokens;
+    // Keys of a memory are no words of this text: where their own are not known, they are positions.
+    this.nameless ??= new Tokens(keys, async (from, to) => ({ from, to, texts: [], kinds: [] }));
+    return this.memory ?? this.nameless;
   }
 
   get longest(): number {

@@ -198,7 +198,13 @@ export class HttpSource implements Source {
       if (!over)
         ask().then(
           () => window.setTimeout(again, POLL),
-          () => window.setTimeout(again, 10 * POLL),
+          (error) => {
+            // One that was taken back before its turn is not known any more.
+            if (!(error instanceof Refused && error.status === 404)) return window.setTimeout(again, 10 * POLL);
+            const gone = { id, title: "", model: "", stage: "", done: 0, total: 0, position: 0, problem: null };
+            tell({ ...gone, state: "cancelled" });
+            over = true;
+          },
         );
     };
     again();

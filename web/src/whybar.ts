@@ -6,6 +6,7 @@ import { el } from "./dom";
 import { Edits } from "./edits";
 import type { Cells } from "./grid";
 import { Marks } from "./marks";
+import { where } from "./orders";
 import { Places } from "./places";
 import { CopyPython } from "./python";
 import { Readings } from "./readings";
@@ -85,10 +86,6 @@ export class WhyBar {
   private tell(order: OrderInfo | null): void {
     this.progress.hidden = order === null || ["done", "failed", "cancelled"].includes(order.state);
     if (!order || this.progress.hidden) return;
-    const where =
-      order.state === "queued"
-        ? `waiting, place ${order.position}`
-        : `${order.stage}${order.total ? ` ${order.done} of ${order.total}` : ""}`;
     const cancel = el(
       "button",
       {
@@ -98,6 +95,6 @@ export class WhyBar {
       },
       "Cancel",
     );
-    this.progress.replaceChildren(`${where} `, cancel);
+    this.progress.replaceChildren(`${where(order)} `, cancel);
   }
 }

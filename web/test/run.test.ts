@@ -57,6 +57,12 @@ describe("an open run", () => {
     expect(open.short(0, 1)).toBe("L3 H7");
   });
 
+  test("calls keys of a memory without words by their positions", () => {
+    const open = run([layer(0), layer(1, { cross: true, keys: 8 })]);
+    expect(open.keyTokens(0)).toBe(open.tokens);
+    expect(open.keyTokens(1).label(2)).toBe("#2");
+  });
+
   test("keeps what was known of it when it grows", () => {
     const [before, after] = [run(), run()];
     after.tokens.texts.fill("");
@@ -85,7 +91,7 @@ describe("a head in a sentence", () => {
     const open = run();
     open.portraits = { heads: [[MEASURES]], measures: [], similar: [], first: [0, 0], complete: true };
     expect(summary(open, 0, 0, [2, 1, 0.81])).toBe(
-      "4 tokens, focused: entropy 1.0 of 3.1; 12\u00a0% first token; strongest were to kids 0.810",
+      "4 tokens, focused: entropy 1.0 of 3.1; 12\u00a0% first token; strongest “were” → “kids” 0.810",
     );
     expect(summary(run(), 0, 0, null)).toBe("4 tokens, broad");
   });

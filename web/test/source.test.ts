@@ -46,6 +46,27 @@ describe("the server's answers", () => {
     ]);
   });
 
+  test("an order that nobody knows any more was taken back, and is not asked for again", async () => {
+    vi.stubGlobal("window", { setTimeout: (act: () => void) => setTimeout(act, 0) });
+    const waiting = { id: "a", state: "queued", position: 1 };
+    const { ask, source } = answering(
+      Response.json({ orders: [waiting] }),
+      Response.json({ orders: [] }),
+      Response.json({ error: "there is no such run" }, { status: 404 }),
+    );
+    const states: string[] = [];
+    await new Promise<void>((done) =>
+      source.events("a", ({ state }) => {
+        states.push(state);
+        if (state === "cancelled") done();
+      }),
+    );
+    await new Promise((later) => setTimeout(later, 5));
+    expect(states).toEqual(["queued", "cancelled"]);
+    expect(ask).toHaveBeenCalledTimes(3);
+    vi.unstubAllGlobals();
+  });
+
   test("addresses name rows, columns, cells and files", async () => {
     const { ask, source } = answering(floats(1), floats(1), Response.json({ link: [1, 0, 0.5] }), Response.json({}));
     await source.row("abc", 1, 2, 3, [4, 5]);

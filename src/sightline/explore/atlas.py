@@ -113,6 +113,7 @@ class Atlas:
         across = slice(0, about.keys) if columns is None else columns
         run.view(layer, head)  # says if there is none
         name = f"sightline-{run.id[:8]}-layer{about.number}-head{about.numbers[head]}"
+        name += "" if run.of == "weights" else f"-{run.of}"
         if format == "html":
             return File(f"sightline-{run.id[:8]}.html", "text/html; charset=utf-8", report.report(run))
         if format == "csv":

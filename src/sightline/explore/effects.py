@@ -5,30 +5,24 @@ It takes as long as many runs: how far it is is told after every layer of every 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sightline import memory
-from sightline.editing import edit
 from sightline.editing.head_effects import sweep
-from sightline.errors import InputError
-from sightline.explore.aims import Aim, aimed, logits_after, place
-from sightline.explore.changes import edits_of, read
-from sightline.explore.readings import ReadingRequest, needed
+from sightline.explore.aims import Aim
+from sightline.explore.changes import read
+from sightline.explore.once_more import Report, attention_layers, each_layer, once_more
+from sightline.explore.readings import ReadingRequest
 from sightline.explore.run import Run
-from sightline.nn import MultiHeadAttention
 from sightline.targets import logit
 
 # So many tables are kept with a run.
 KEPT = 4
 # What an id ends with: beside it the readings of the same aim.
 NAME = "effects"
-Report = Callable[..., None]
+HINT = "in Python: sl.effects(model, ids, sl.targets.similarity(vector))"
 
 
 @dataclass(frozen=True)
@@ -66,32 +60,27 @@ def keep(found: HeadEffects) -> None:
 def compute(request: EffectsRequest, model: Any, tokenizer: Any, report: Report) -> HeadEffects:
     """Every head of the run's layers taken out, and what the aim loses by that."""
     run, aim = request.run, request.aim
-    if not hasattr(model, "stream"):
-        raise InputError(
-            "what heads did is asked of a model that predicts tokens",
-            expected="a causal language model",
-            got=str(run.model),
-            hint="in Python: sl.effects(model, ids, sl.targets.similarity(vector))",
-        )
-    ids = list(run.account.ids[run.batch])  # type: ignore[attr-defined]
-    at = place(aim, len(ids))
-    memory.require("a backward pass through this text", needed(model, at + 1), model.device, "a shorter text")
-    changes = edits_of(run.meta.get("edits") or ())
-    layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    rest = left(run)
-    heads = None if len(rest) == sum(module.heads for module in layers) else rest
-    told = {"stage": "reading the text", "done": 0, "total": 0}
+    taking: dict[str, Any] = {"stage": ""}
 
     def tell(done: int, total: int) -> None:
-        told.update(stage="taking heads out", done=done, total=total)
-        report(**told)
+        taking.update(stage="taking heads out", done=done, total=total)
+        report(**taking)
 
-    with edit(model, changes) if changes else nullcontext():
-        report(**told)
-        target = aimed(aim, tokenizer, ids, logits_after(model, ids, at))
-        with _each_layer(layers, lambda: report(**told)):
+    # Forwards and backwards with gradients, and once without.
+    with once_more(run, aim, model, tokenizer, report, what="what heads did", hint=HINT, rest=False, passes=3) as begun:
+        target, passes = begun.target, begun.passes
+
+        def layer_is_done() -> None:
+            if taking["stage"]:
+                report(**taking)
+            else:
+                passes.step("reading the text")
+
+        rest, layers = left(run), attention_layers(model)
+        heads = None if len(rest) == sum(layer.heads for layer in layers) else rest
+        with each_layer(model, layer_is_done, layer_is_done):
             # What comes after the place is not seen from there; of the logits only its own are wanted.
-            inputs = {"ids": torch.tensor([ids[: at + 1]], device=model.device), "last": 1}
+            inputs = {"ids": torch.tensor([begun.ids[: target.after + 1]], device=model.device), "last": 1}
             found = sweep(model, inputs, logit(target.token, than=target.than), heads=heads, told=tell)
     rows = {name: i for i, name in enumerate(found.layers)}
 
@@ -120,20 +109,3 @@ def left(run: Run) -> list[tuple[int, int]]:
         for head in layer.numbers
         if not any(one.layer in (None, layer.number) and one.head in (None, head) for one in out)
     ]
-
-
-@contextmanager
-def _each_layer(layers: list[MultiHeadAttention], step: Callable[[], None]) -> Iterator[None]:
-    """Call something after every attention layer of this thread; its error ends the run."""
-    mine = threading.get_ident()
-
-    def hook(*_: object) -> None:
-        if threading.get_ident() == mine:
-            step()
-
-    handles = [layer.register_forward_hook(hook) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

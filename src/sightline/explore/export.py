@@ -1,9 +1,13 @@
-"""Numbers to take away: a rectangle of one head as CSV or npz, exact, with its tokens and settings."""
+"""Numbers to take away: a rectangle of one head as CSV or npz, exact, with its tokens and settings.
+
+Of a reading it is the reading's numbers, under its name: `norms` or `influence` in place of the weights.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +19,11 @@ NPZ_BYTES = 64 << 20
 
 
 def csv(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
-    """A line for every visible cell: positions, tokens in quotes, weight."""
-    weights, queries, keys = _rectangle(run, layer, head, rows, columns, CSV_CELLS, "cells as CSV")
-    lines = ["query,key,query_token,key_token,weight"]
+    """A line for every visible cell: positions, tokens in quotes, and `weight`, or the reading by its name."""
+    cells, queries, keys = _rectangle(run, layer, head, rows, columns, CSV_CELLS, "cells as CSV")
+    lines = [f"query,key,query_token,key_token,{'weight' if run.of == 'weights' else run.of}"]
     quoted = [_quoted(token) for token in keys]
-    for i, row in enumerate(weights):
+    for i, row in enumerate(cells):
         start = f"{rows.start + i},"
         query = _quoted(queries[i])
         for j in np.flatnonzero(~np.isnan(row)):
@@ -28,8 +32,8 @@ def csv(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
 
 
 def npz(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
-    """`weights` (float32, NaN where hidden), `queries` and `keys` (tokens), `first` and `about` (JSON). No pickle."""
-    weights, queries, keys = _rectangle(run, layer, head, rows, columns, NPZ_BYTES // 4, "cells as npz")
+    """`weights`, or the reading by its name: float32, NaN where hidden. Tokens, `first`, `about` (JSON). No pickle."""
+    cells, queries, keys = _rectangle(run, layer, head, rows, columns, NPZ_BYTES // 4, "cells as npz")
     about = {
         "run": run.id,
         "model": run.model,
@@ -39,16 +43,19 @@ def npz(run: Run, layer: int, head: int, rows: slice, columns: slice) -> bytes:
         "rows": [rows.start, rows.stop],
         "columns": [columns.start, columns.stop],
         "normalizer": run.layers[layer].normalizer,
+        "of": run.of,
     }
+    if run.base is not None:
+        about |= {"run": run.base.id, "aim": run.meta.get("aim"), "value": run.meta.get("value")}
     file = io.BytesIO()
-    np.savez_compressed(
-        file,
-        weights=weights,
-        queries=np.array(queries, dtype=np.str_),
-        keys=np.array(keys, dtype=np.str_),
-        first=np.array([rows.start, columns.start]),
-        about=np.array(json.dumps(about)),
-    )
+    arrays: dict[str, Any] = {
+        run.of: cells,
+        "queries": np.array(queries, dtype=np.str_),
+        "keys": np.array(keys, dtype=np.str_),
+        "first": np.array([rows.start, columns.start]),
+        "about": np.array(json.dumps(about)),
+    }
+    np.savez_compressed(file, **arrays)
     return file.getvalue()
 
 

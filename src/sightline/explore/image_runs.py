@@ -14,7 +14,8 @@ import torch
 from sightline.editing import edit
 from sightline.errors import InputError, TooLargeError
 from sightline.explore.changes import edits_of
-from sightline.explore.model_runs import STATS, Peek, Report, RunRequest, layers_of, progress
+from sightline.explore.model_runs import STATS, Peek, RunRequest, layers_of, progress
+from sightline.explore.once_more import Report
 from sightline.image_files import decoded, upright
 from sightline.models.pixels import Pixels
 from sightline.watching import Seen, watch

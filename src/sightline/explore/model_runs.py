@@ -19,6 +19,7 @@ from torch import Tensor
 from sightline.editing import edit
 from sightline.errors import InputError
 from sightline.explore.changes import edits_of
+from sightline.explore.once_more import Report, each_layer
 from sightline.explore.reasons import left_out
 from sightline.explore.writing import NEXT, Pace, Writing, likeliest
 from sightline.models import load as load_model
@@ -41,8 +42,6 @@ TITLES = {
     "minilm": "MiniLM-L6: encoder, 6 layers of 12 heads",
     "smollm2": "SmolLM2-135M-Instruct, 4-bit weights: causal, 30 layers of 9 heads",
 }
-# Told how a run goes: `stage`, and how much of it is `done` of a `total`.
-Report = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,8 @@ class Models:
     >>> [model["name"] for model in Models(["minilm"]).listed()]
     ['minilm']
     """
+
+    held = False  # whoever wants one loads it
 
     def __init__(self, names: Sequence[str] | None = None, kept: int = 2) -> None:
         given = list(names) if names else [name for name, entry in BUILTINS.items() if entry.find() is not None]
@@ -332,22 +333,15 @@ class Peek:
 @contextmanager
 def progress(model: Any, report: Report, stage: str, peek: Callable[[], None]) -> Iterator[None]:
     """Report every attention layer that is done, and let those that are there be looked at."""
-    layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    done, mine = 0, threading.get_ident()
+    done = 0
 
-    def hook(*_: object) -> None:
+    def step() -> None:
         nonlocal done
-        if threading.get_ident() != mine:
-            return  # somebody else asks the same model something
-        done += 1
+        done = min(done + 1, len(layers))
         if done < len(layers):
             peek()  # first: whoever hears of a layer asks for it
-        report(stage=stage, done=min(done, len(layers)), total=len(layers))
+        report(stage=stage, done=done, total=len(layers))
 
-    report(stage=stage, done=0, total=len(layers))
-    handles = [layer.register_forward_hook(hook) for layer in layers]
-    try:
+    with each_layer(model, step) as layers:
+        report(stage=stage, done=0, total=len(layers))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

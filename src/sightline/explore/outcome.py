@@ -14,7 +14,8 @@ from sightline.errors import InputError, TooLargeError
 from sightline.explore.aims import Aim, aimed, logits_after, place, told
 from sightline.explore.changes import edits_of, read
 from sightline.explore.effects import left
-from sightline.explore.programs import kept_program
+from sightline.explore.programs import HELD, kept_program
+from sightline.explore.readings import OWN
 from sightline.explore.run import Run
 from sightline.explore.writing import likeliest
 from sightline.models.checkpoints.builtin import BUILTINS
@@ -110,6 +111,7 @@ class Screen:
     target: tuple[int, int | None, int] | None = None  # the token, the other one, and the position
     effects: bool = False
     ids: Sequence[int] | None = None  # of the text, where it does not say them
+    held: bool = False  # the model is at hand where the program runs: a notebook's own
 
 
 def python(run: Run, screen: Screen) -> str:
@@ -118,14 +120,21 @@ def python(run: Run, screen: Screen) -> str:
     view = run.view(screen.layer, screen.head)
     view.inside("query", screen.queries or [0], about.queries)
     view.inside("key", [screen.key or 0], about.keys)
-    known = kept_program(run, about, screen.head, screen.queries, screen.key)
+    # Only the model can say what its own account does not: a reading for a target, effects.
+    asked = screen.target is not None and f"_{OWN}_" not in run.id
+    known = None
+    if not (asked and screen.held):
+        known = kept_program(run, about, screen.head, screen.queries, screen.key, screen.held)
     if known is not None:
         return known
     of, edits, target = run.of, run.meta.get("edits") or [], screen.target
-    name = run.model if run.model in BUILTINS else f"folder/of/{run.model}"
-    lines = ["import torch", "import sightline as sl", "", f"model, tokenizer = sl.models.load({name!r})"]
-    ids = f"tokenizer.encode({run.text or ''!r}).ids" if screen.ids is None else str(list(screen.ids))
-    lines.append(f"ids = torch.tensor([{ids}])")
+    lines = ["import torch", "import sightline as sl", ""]
+    if screen.held:
+        lines += [HELD, f"ids = torch.tensor([{ids_of(run)}], device=model.device)"]
+    else:
+        name = run.model if run.model in BUILTINS else f"folder/of/{run.model}"
+        ids = f"tokenizer.encode({run.text or ''!r}).ids" if screen.ids is None else str(list(screen.ids))
+        lines += [f"model, tokenizer = sl.models.load({name!r})", f"ids = torch.tensor([{ids}])"]
     changes = [f"    {read(edit).python()}" for edit in edits]
     gradients = of != "weights"
     if target is not None:

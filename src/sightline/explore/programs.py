@@ -7,9 +7,17 @@ from collections.abc import Sequence
 from sightline.explore.changes import read
 from sightline.explore.run import Layer, Run
 
+# Above a program of a notebook that was given its model.
+HELD = "# `model` is the one that this explorer was given"
 
-def kept_program(run: Run, layer: Layer, head: int, queries: Sequence[int], key: int | None) -> str | None:
-    """The lines that read the same cells from the run itself, or run a picture again; None for a text."""
+
+def kept_program(
+    run: Run, layer: Layer, head: int, queries: Sequence[int], key: int | None, held: bool = False
+) -> str | None:
+    """The lines that read the same cells from the run itself, or run a picture again; None for a text.
+
+    `held`: in a notebook, with the model at hand.
+    """
     picture = getattr(run.account, "grid", None) is not None and run.model is not None and bool(run.text)
     if run.text and not picture and run.origin != "notebook":
         return None
@@ -28,7 +36,7 @@ def kept_program(run: Run, layer: Layer, head: int, queries: Sequence[int], key:
             "import torch",
             "import sightline as sl",
             "",
-            f"model, _ = sl.models.load({f'folder/of/{run.model}'!r})",
+            HELD if held else f"model, _ = sl.models.load({f'folder/of/{run.model}'!r})",
             f"images = model.prepare({run.text!r})[None]",
             f"with torch.no_grad(), {'sl.edit(model) as edits, ' if _edits(run) else ''}"
             "sl.watch(model, keep_qk=True) as seen:",

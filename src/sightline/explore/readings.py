@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from sightline import memory
-from sightline.editing import edit
-from sightline.errors import InputError
 from sightline.explore import images
-from sightline.explore.aims import Aim, aimed, logits_after, place
-from sightline.explore.changes import edits_of
+from sightline.explore.aims import Aim
+from sightline.explore.once_more import Report, attention_layers, once_more
 from sightline.explore.run import Run
 from sightline.lens.readings import SIGNED
 from sightline.lens.statistics import Shown
-from sightline.nn import MultiHeadAttention
 from sightline.watching import watch
 
 SHOWN = ("norms", "influence")
@@ -35,7 +28,7 @@ WORDS = {
 }
 # Beside a reading so many are kept with a run.
 KEPT = 2
-Report = Callable[..., None]
+HINT = "in Python: seen.backward(sl.targets.similarity(vector)(output))"
 
 
 @dataclass(frozen=True)
@@ -104,27 +97,17 @@ def why_not(run: Run, models: Any) -> str | None:
 def compute(request: ReadingRequest, model: Any, tokenizer: Any, report: Report) -> Run:
     """The run once more with gradients of its aim: a run whose readings are all there."""
     run, aim = request.run, request.aim
-    if not hasattr(model, "stream"):
-        raise InputError(
-            "what mattered is asked of a model that predicts tokens",
-            expected="a causal language model",
-            got=str(run.model),
-            hint="in Python: seen.backward(sl.targets.similarity(vector)(output))",
-        )
-    ids = list(run.account.ids[run.batch])  # type: ignore[attr-defined]
-    at = place(aim, len(ids))
-    memory.require("a backward pass through this text", needed(model, len(ids)), model.device, "a shorter text")
-    changes = edits_of(run.meta.get("edits") or ())
     names = [layer.name for layer in run.layers]
-    every = sum(isinstance(module, MultiHeadAttention) for module in model.modules())
-    chosen = None if len(names) == every else names
-    with edit(model, changes) if changes else nullcontext():
-        report(stage="reading the text")
-        target = aimed(aim, tokenizer, ids, logits_after(model, ids, at))
-        with _steps(model, report), watch(model, chosen, influence=True, keep_qk=True, tokenizer=tokenizer) as seen:
-            seen.meta |= {**run.meta, "aim": {**vars(aim), "ids": [target.token, target.than, target.after]}}
-            y = target.target(model(torch.tensor([ids], device=model.device)))
-            seen.backward(y)
+    chosen = None if len(names) == len(attention_layers(model)) else names
+    with (
+        once_more(run, aim, model, tokenizer, report, what="what mattered", hint=HINT, rest=True, passes=2) as begun,
+        begun.passes.counted("running", "going back"),
+        watch(model, chosen, influence=True, keep_qk=True, tokenizer=tokenizer) as seen,
+    ):
+        target = begun.target
+        seen.meta |= {**run.meta, "aim": {**vars(aim), "ids": [target.token, target.than, target.after]}}
+        y = target.target(model(torch.tensor([begun.ids], device=model.device)))
+        seen.backward(y)
     seen.meta["value"] = float(y.detach())
     largest: dict[str, float] = dict.fromkeys(SHOWN, 0.0)
     for i, name in enumerate(names):
@@ -134,15 +117,6 @@ def compute(request: ReadingRequest, model: Any, tokenizer: Any, report: Report)
             largest[of] = max(largest[of], float(found))
     seen.meta["most"] = largest
     return reading_run(run, request.key, seen, SHOWN[-1])
-
-
-def needed(model: Any, tokens: int) -> int:
-    """About how many bytes a pass forwards and backwards keeps: the inputs of each part of each layer, and logits."""
-    parts = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    inputs = sum(part.in_features + part.out_features for part in parts)
-    size = next(model.parameters()).element_size()
-    vocabulary = getattr(getattr(model, "embedding", None), "num_embeddings", 0)
-    return int(size * tokens * (1.5 * inputs + 2 * vocabulary))
 
 
 def reading_run(run: Run, key: str, account: Any, of: str) -> Run:
@@ -247,30 +221,3 @@ def portraits(run: Run, base: dict[str, Any]) -> dict[str, Any]:
     places = [(abs(x), -i, -j) for i, layer in enumerate(found) for j, x in enumerate(layer)]
     _, i, j = max(places)
     return {**base, "heads": heads, "measures": [*base["measures"], shown._asdict()], "first": [-i, -j]}
-
-
-@contextmanager
-def _steps(model: Any, report: Report) -> Iterator[None]:
-    """Report every attention layer, forwards and then backwards; an error of `report` ends the pass."""
-    layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    mine, done, total = threading.get_ident(), 0, 2 * len(layers)
-
-    def step(stage: str) -> None:
-        nonlocal done
-        done += 1
-        report(stage=stage, done=min(done, total), total=total)
-
-    def hook(_module: Any, _inputs: Any, output: Any) -> None:
-        if threading.get_ident() != mine:
-            return
-        step("running")
-        found = output[0] if isinstance(output, tuple) else output
-        if found.requires_grad:
-            found.register_hook(lambda _: step("going back"))
-
-    handles = [layer.register_forward_hook(hook) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

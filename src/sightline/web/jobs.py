@@ -21,7 +21,8 @@ from sightline.errors import SightlineError
 from sightline.explore import effects
 from sightline.explore.effects import EffectsRequest, HeadEffects
 from sightline.explore.image_runs import watched_image
-from sightline.explore.model_runs import Models, Report, RunRequest, watched
+from sightline.explore.model_runs import Models, RunRequest, watched
+from sightline.explore.once_more import Report
 from sightline.explore.readings import ReadingRequest, compute
 from sightline.explore.reasons import told
 from sightline.explore.run import Run, as_run

@@ -90,15 +90,19 @@ class Service:
                 )
             id = job.id
         if id not in self.library and (job := self.jobs.by_id.get(id)) is not None:
-            raise Problem(
-                409,
-                f"this run is {job.state}",
-                expected="a finished run",
-                got=f"{job.stage}, {job.done} of {job.total}",
-                hint=f"GET /api/runs/{id}/events",
-                retry_after=1,
-            )
+            raise self.unfinished(job)
         return self.library.get(id)
+
+    def unfinished(self, job: Job) -> Problem:
+        """What whoever asks too early is told."""
+        return Problem(
+            409,
+            f"this run is {job.state}",
+            expected="a finished run",
+            got=f"{job.stage}, {job.done} of {job.total}",
+            hint=f"GET /api/runs/{job.id}/events",
+            retry_after=1,
+        )
 
     def order_reading(self, request: readings.ReadingRequest) -> Job:
         """Take a request to read a run once more, or for its effects; what is there already is not done again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -142,7 +141,7 @@ def add_why(api: APIRouter, service: Service) -> None:
     async def pace(run: str, new: NewPace) -> Response:
         """Hold a text that is being written, let it go on for one token, let it go on, or end it here."""
         job = service.jobs.by_id.get(run)
-        if job is None or job.over:
+        if job is None or job.over or not job.request.generate:
             raise Problem(
                 404, "nothing is being written here", expected="a run that is made", got=run[:40], hint="runs"
             )
@@ -150,23 +149,27 @@ def add_why(api: APIRouter, service: Service) -> None:
         return Response(status_code=204)
 
     @api.get("/runs/{run}/bookmarks", tags=["why"], response_model=shapes.Marks)
-    async def marks(run: str) -> Response:
+    async def marks(request: Request, run: str) -> Response:
         """The bookmarks of a run."""
         it = service.run(run)
-        found = await asyncio.to_thread(bookmarks.read, it)
+        work = service.quick((it.key, "bookmarks"), lambda: bookmarks.read(it))
+        found = await unless_over(service, request, work)
         return Answer({"marks": found, "saved": it.folder is not None}, headers=NOT_KEPT)
 
     @api.put("/runs/{run}/bookmarks", status_code=204, tags=["why"])
     async def mark(run: str, new: NewMarks) -> Response:
         """Put these bookmarks in the place of those before; those of a saved run lie in its folder."""
         it = service.run(run)
-        await asyncio.to_thread(bookmarks.write, it, [one.model_dump() for one in new.marks])
+        made = [one.model_dump() for one in new.marks]
+        # No two are joined, even equal ones; and whoever leaves has them written all the same.
+        await service.quick((it.key, "bookmarks", object()), lambda: bookmarks.write(it, made))
         return Response(status_code=204)
 
     @api.get("/runs/{run}/image", tags=["why"])
-    async def image(run: str) -> Response:
+    async def image(request: Request, run: str) -> Response:
         """The picture that a vision model was given, PNG or JPEG."""
-        content, kind = await asyncio.to_thread(lambda: images.read(service.run(run)))
+        it = service.run(run)
+        content, kind = await unless_over(service, request, service.quick((it.key, "image"), lambda: images.read(it)))
         return Response(content, media_type=kind, headers={"X-Content-Type-Options": "nosniff", **NOT_KEPT})
 
     @api.post("/runs/{run}/readings", status_code=202, tags=["why"], response_model=Ordered)
@@ -200,7 +203,10 @@ def add_why(api: APIRouter, service: Service) -> None:
     ) -> Response:
         """The exact effects of all heads on a token's logit, and the first-order figures of the same."""
         it = service.run(run)
-        found = effects.find(it if it.base is None else it.base, Aim(token, than, after))
+        request = EffectsRequest(it if it.base is None else it.base, Aim(token, than, after))
+        found = effects.find(request.run, request.aim)
+        if found is None and (job := service.jobs.by_id.get(request.id)) is not None and not job.over:
+            raise service.unfinished(job)
         if found is None:
             raise Problem(
                 404,
@@ -242,7 +248,8 @@ def add_why(api: APIRouter, service: Service) -> None:
         if body is None:
             ids = outcome.ids_of(it)
             row = await row_after(request, it, aims.place(aim, len(ids)))
-            body = outcome.outcome(it, with_model(it)[1], row, aim, n)
+            make = lambda: outcome.outcome(it, with_model(it)[1], row, aim, n)  # noqa: E731
+            body = await unless_over(service, request, service.slow((it.key, "next", aim, n), make))
         return finished(request, it, Answer(body))
 
     @api.get("/runs/{run}/python/{layer}/{head}", tags=["why"], response_model=shapes.Python)
@@ -267,10 +274,16 @@ def add_why(api: APIRouter, service: Service) -> None:
         if known is None and (heads or aim != Aim()):
             ids = outcome.ids_of(it)
             row = await row_after(request, it, aims.place(aim, len(ids)))
-            target = aims.aimed(aim, with_model(it)[1], ids, row)
+            find = lambda: aims.aimed(aim, with_model(it)[1], ids, row)  # noqa: E731
+            target = await unless_over(service, request, service.slow((it.key, "aim", aim), find))
             known = [target.token, target.than, target.after]
         made = service.models is not None and it.model in service.models and not readings.why_not(it, service.models)
-        spelled = await asyncio.to_thread(lambda: outcome.spelled(it, with_model(it)[1])) if made else None
+        held = made and service.models is not None and service.models.held
+        spelled = None
+        if made and not held:
+            spell = lambda: outcome.spelled(it, with_model(it)[1])  # noqa: E731
+            spelled = await unless_over(service, request, service.slow((it.key, "spelled"), spell))
         queries = () if q is None else numbers("q", q, MOST_QUERIES)
-        screen = outcome.Screen(layer, head, queries, k, None if known is None else tuple(known), heads, spelled)
+        asked = None if known is None else tuple(known)
+        screen = outcome.Screen(layer, head, queries, k, asked, heads, spelled, held)
         return finished(request, it, Answer({"python": outcome.python(it, screen)}))
