@@ -29,6 +29,8 @@ _LARGE = {torch.float64: 64.0, torch.float32: 16.0}
 _LARGE_IN_HALF = 32.0
 # Beyond this the numbers of a row are so coarse that only their plain differences mean anything.
 COARSE = 4096.0
+# Products up to which nothing becomes infinite in a kernel of float32, logarithms of base 2 included.
+_HELD = 1e37
 # Keys that are measured at once.
 _HEIGHT, _WIDTH = 256, 1024
 
@@ -45,6 +47,7 @@ class Levels:
         self.call, self.row = call, row
         self.fine = fine and call.device.type != "mps"  # which has no float64
         self._large: Tensor | None = None  # which rows are to be measured
+        self._most: float | None = None  # what no product is larger than
         self._where: np.ndarray | None = None  # which queries have such rows
         self._rest: Tensor | None = None
         self._known: np.ndarray | None = None  # of which queries the rest is measured
@@ -75,6 +78,22 @@ class Levels:
         return self._taken
 
     @property
+    def holds(self) -> bool:
+        """Whether q and k are finite, and float32 holds all their products: kernels that know no infinities ask."""
+        if self._most is None:
+            self._products()
+        assert self._most is not None
+        return self._most * max(self.call.scale, 1.0) < _HELD
+
+    def _products(self) -> Tensor:
+        """What no product of a row is larger than, before its scale, `[*batch, heads, queries]`."""
+        q, k, groups, dtype = self.call.q, self.call.k, self.call.sizes.groups, self.call.compute_dtype
+        longest = k.norm(dim=-1, dtype=dtype).amax(-1).repeat_interleave(groups, -1)
+        found = q.norm(dim=-1, dtype=dtype) * longest[..., None]
+        self._most = float(found.amax())
+        return found
+
+    @property
     def large(self) -> Tensor:
         """Which rows are to be measured, `[*batch, heads, queries]`."""
         if self._large is None:
@@ -92,9 +111,8 @@ class Levels:
         large = size > self.limit
         if call.q.is_cpu and call.sizes.keys:
             # Products of large vectors are rounded as large numbers are, also where their sum is small.
-            longest = call.k.norm(dim=-1, dtype=call.compute_dtype).amax(-1).repeat_interleave(call.sizes.groups, -1)
-            product = call.q.norm(dim=-1, dtype=call.compute_dtype) * (longest[..., None] * call.scale)
-            large |= (product > 8 * self.limit) & (product < torch.inf)
+            product = self._products()
+            large |= (product > 8 * self.limit / call.scale) & (product < torch.inf)
         if self.taken is not None:
             # What is left of an lse from which a large sink was taken away has lost some digits.
             large |= self.taken > 1.0

@@ -20,6 +20,7 @@ from sightline.kernels.native import tile as native_tile
 from sightline.lens import plan
 from sightline.lens.cpu import plan as cpu_plan
 from sightline.lens.cpu import sweep, whole_maps
+from sightline.lens.levels import Levels
 
 PRECISE = (torch.float64, torch.float32)
 HALVES = (torch.float16, torch.bfloat16)
@@ -232,13 +233,21 @@ def test_the_same_bits_with_any_number_of_threads(mask: sl.Mask | None, tops: tu
 
 def test_when_the_compiled_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same call always or never, whatever was asked for before."""
-    call = make_call(*(torch.randn(1, 2, 300, 16) for _ in range(3)))
-    assert cpu_plan._kernel(call) is None, "a small one"
+    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
+
+    def kernel(q: Tensor, k: Tensor, scale: float | None = None) -> object:
+        return cpu_plan._kernel(Levels(make_call(q, k, v.to(q.dtype), scale=scale), torch.zeros(1, 2, 300)))
+
+    assert kernel(q, k) is None, "a small one"
     monkeypatch.setattr(cpu_plan, "_COMPILED", 1)
-    assert cpu_plan._kernel(call) is native_tile.kernel()
-    assert cpu_plan._kernel(make_call(*(t.double() for t in (call.q, call.k, call.v)))) is None
-    call.k[0, 1, 5, 3] = torch.inf
-    assert cpu_plan._kernel(call) is None
+    assert kernel(q, k) is kernel(q.half(), k.half()) is native_tile.kernel()
+    assert kernel(q.double(), k.double()) is None
+    assert kernel(1e18 * q, 1e18 * k) is kernel(1e18 * q, 1e16 * k, scale=1e8) is None, "products may be infinite"
+    for number in (torch.inf, -torch.inf, torch.nan):
+        for place in (q, k):
+            kept, place[0, 1, 5, 3] = place[0, 1, 5, 3].clone(), number
+            assert kernel(q, k) is None
+            place[0, 1, 5, 3] = kept
 
 
 def test_without_a_compiler_the_results_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:

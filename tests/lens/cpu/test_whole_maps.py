@@ -108,6 +108,31 @@ def test_the_same_bits_with_any_number_of_threads(threads: int, monkeypatch: pyt
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (8, 8), (5000, 7)], ids=str)
+def test_many_queries_and_few_keys(shape: tuple[int, int]) -> None:
+    """Equal weights are rounded the same way in each of a hundred thousand sums: float32 alone loses them."""
+    queries, keys = 200_000, 7
+    q, k = torch.zeros(1, queries, 4), torch.zeros(1, keys, 4)
+    picture = sl.Picture(*shape, reduce="sum")
+    sight = sl.look(q, k, stats=("received", picture))
+    torch.testing.assert_close(sight.received(), torch.full((1, keys), queries / keys), rtol=1e-6, atol=0.0)
+    exact = sl.look(q.double(), k.double()).value(picture)
+    torch.testing.assert_close(sight.value(picture).double(), exact, rtol=1e-6, atol=0.0)
+
+
+def test_products_that_float32_does_not_hold() -> None:
+    """Of finite q and k: what is said is what torch's operations say, and not that a row sees nothing."""
+    q, k = torch.full((2, 4, 260, 8), 3e19).unbind()
+    q[:, ::2] = 0.5e-19
+    for keys in (0, 2048):  # by the sweep, and by whole maps
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(whole_maps, "_KEYS", keys)
+            sight = sl.look(q, k, stats=ROWS)
+        assert sight.max_score[:, 1::2].isnan().all()
+        assert sight.max_score[:, ::2].isfinite().all()
+        assert sight.received().isnan().all()
+
+
 def test_what_it_leaves_to_others() -> None:
     q, k = torch.randn(2, 1, 2, 40, 8).unbind()
     holes = torch.ones(1, 40, dtype=torch.bool)

@@ -9,6 +9,7 @@
 #endif
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES))); /* which may overflow */
 
 static inline Floats load(const float *from) {
     Floats x;
@@ -27,7 +28,7 @@ static inline Floats pick(Ints mask, Floats yes, Floats no) {
 static inline Floats larger(Floats a, Floats b) { return pick(a > b, a, b); }
 
 /* 2 to the power of x: of the whole part by the exponent's bits, of the rest, from -1/2 to 1/2, by a polynomial that is
-   right to 2e-9. What float32 can hardly tell from 0 is 0, and what it can hardly hold is infinite. */
+   right to 2e-9. What float32 can hardly tell from 0 is 0, what it can hardly hold is infinite, and NaN stays NaN. */
 static inline Floats power(Floats x) {
     const Floats least = all(-125.5f);
     const Ints small = x < least;
@@ -42,9 +43,9 @@ static inline Floats power(Floats x) {
     p = p * rest + 2.40226466e-1f;
     p = p * rest + 6.93147206e-1f;
     p = p * rest + 1.0f;
-    Floats found = (Floats)((Ints)p + ((Ints)shifted << 23));
+    Floats found = (Floats)((Bits)p + ((Bits)shifted << 23));
     found = pick(small, all(0.0f), found);
-    return pick(x < 127.0f, found, all(1.0f / 0.0f));
+    return pick(x >= 127.0f, all(1.0f / 0.0f), found);
 }
 
 static float sum(Floats x) {
@@ -171,7 +172,7 @@ struct Maps {
 /* Floats of memory that a call needs. */
 int64_t sightline_memory(int64_t keys, int64_t dim) {
     int64_t wide = (keys + PANEL - 1) / PANEL * PANEL;
-    return wide * (dim + ROWS + 2) + 2 * keys + 2 * LANES;
+    return wide * (dim + ROWS + 2) + 4 * keys + 2 * LANES;
 }
 
 static void pack(const float *k, int64_t next, int64_t keys, int64_t dim, float *panels) {
@@ -219,13 +220,24 @@ static float measured(float *logs, int64_t from, int64_t to) {
     return total > 0 && found - found == 0 ? found : 0;
 }
 
-static void pixels_of(const struct Maps *m, const float *strip, int64_t from, int64_t to, float *out) {
+/* A row of pixels, from the sums of their columns: those of all rows but the last in `before`, if there are more. */
+static void pixels_of(
+    const struct Maps *m, const float *strip, const double *before, int64_t from, int64_t to, float *out) {
     for (int64_t x = 0; x < m->pixel_columns; x++) {
         int64_t a = m->column_edges[x], b = m->column_edges[x + 1];
-        float total = 0;
-        for (int64_t i = a < from ? from : a; i < (b < to ? b : to); i++) total += strip[i];
-        out[x] = total * m->unit;
+        double total = 0;
+        a = a < from ? from : a, b = b < to ? b : to;
+        for (int64_t i = a; i < b; i++) total += strip[i];
+        if (before)
+            for (int64_t i = a; i < b; i++) total += before[i];
+        out[x] = (float)(total * m->unit);
     }
+}
+
+/* Sums of columns so far go on in float64. */
+static void move(float *some, double *total, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++) total[i] += some[i];
+    if (from < to) memset(some + from, 0, (size_t)(to - from) * sizeof(float));
 }
 
 static void one_map(const struct Maps *m, int64_t map, const float *panels, float *memory) {
@@ -239,10 +251,10 @@ static void one_map(const struct Maps *m, int64_t map, const float *panels, floa
     int cells = m->picture && !m->row_edges;
     float *picture = m->picture ? m->picture + map * m->pixel_rows * m->pixel_columns : 0;
     float *logs = memory, *strip = logs + ROWS * wide, *some = strip + wide;
-    double *total = (double *)(((uintptr_t)(some + wide) + 7) & ~(uintptr_t)7);
-    int wants = m->received != 0, pixels = picture && !cells;
+    double *total = (double *)(((uintptr_t)(some + wide) + 7) & ~(uintptr_t)7), *tall = total + keys;
+    int wants = m->received != 0, pixels = picture && !cells, is_tall = 0;
     memset(some, 0, (size_t)keys * sizeof(float));
-    memset(total, 0, (size_t)keys * sizeof(double));
+    memset(total, 0, (size_t)keys * 2 * sizeof(double));
     memset(strip, 0, (size_t)keys * sizeof(float));
     int64_t pixel = 0, low = keys, high = 0, strip_low = keys, strip_high = 0, held = 0;
     for (int64_t at = 0; at < queries; at += ROWS) {
@@ -299,18 +311,21 @@ static void one_map(const struct Maps *m, int64_t map, const float *panels, floa
                     if (to > strip_high) strip_high = to;
                 }
                 if (own + 1 == m->row_edges[pixel + 1]) {
-                    pixels_of(m, strip, strip_low, strip_high, picture + pixel++ * m->pixel_columns);
-                    for (int64_t i = strip_low; i < strip_high; i++) {
-                        if (wants) total[i] += strip[i];
-                        strip[i] = 0;
-                    }
-                    strip_low = keys, strip_high = 0;
+                    float *out = picture + pixel++ * m->pixel_columns;
+                    pixels_of(m, strip, is_tall ? tall : 0, strip_low, strip_high, out);
+                    if (is_tall)
+                        for (int64_t i = strip_low; i < strip_high; i++) {
+                            total[i] += tall[i];
+                            tall[i] = 0;
+                        }
+                    move(strip, total, strip_low, strip_high);
+                    strip_low = keys, strip_high = held = is_tall = 0;
+                } else if (++held == SOME) {
+                    move(strip, tall, strip_low, strip_high);
+                    is_tall = 1, held = 0;
                 }
             } else if (wants && (++held == SOME || own + 1 == queries)) {
-                for (int64_t i = low; i < high; i++) {
-                    total[i] += some[i];
-                    some[i] = 0;
-                }
+                move(some, total, low, high);
                 low = keys, high = held = 0;
             }
         }

@@ -69,12 +69,12 @@ def run(levels: Levels, job: Job, rows: slice, columns: slice) -> tuple[dict[Any
         return None
     whole_rows = columns == slice(0, s.keys)
     seen = seen.clip(columns)
-    if whole_maps.takes(call, job, rows, columns, seen):
+    if whole_maps.takes(levels, job, rows, columns, seen):
         return whole_maps.run(levels, job, seen)
     if s.queries * s.keys < _SMALL:
         return None
     maps = math.prod(s.batch) * s.heads
-    kernel = _kernel(call)
+    kernel = _kernel(levels)
     height, width = _LONG_TILE if job.tops else _TILE
     # Sums first: the rows are taken in the order that suits the first picture.
     keys = sorted(job.grids, key=lambda key: key[-1])
@@ -149,16 +149,14 @@ def run(levels: Levels, job: Job, rows: slice, columns: slice) -> tuple[dict[Any
     )
 
 
-def _kernel(call: Call) -> Kernel | None:
+def _kernel(levels: Levels) -> Kernel | None:
     """The compiled kernel, if there is one and it can do this call: it knows no infinities."""
-    s = call.sizes
+    call, s = levels.call, levels.call.sizes
     cells = math.prod(s.batch) * s.heads * s.queries * s.keys
     if call.compute_dtype != torch.float32 or cells < _COMPILED:
         return None
     found = native_tile.kernel()
-    if found is None or not all(math.isfinite(x.sum(dtype=torch.float32)) for x in (call.q, call.k)):
-        return None
-    return found
+    return found if found is not None and levels.holds else None
 
 
 def _sweep(plan: Plan, parts: list[list[Band]], received: list[Tensor], grids: list[Tensor]) -> None:

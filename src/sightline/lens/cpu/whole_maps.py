@@ -54,9 +54,9 @@ def can(call: Call) -> bool:
     )
 
 
-def takes(call: Call, job: Job, rows: slice, columns: slice, seen: Stretches) -> bool:
+def takes(levels: Levels, job: Job, rows: slice, columns: slice, seen: Stretches) -> bool:
     """Whether the kernel can do a job."""
-    s = call.sizes
+    call, s = levels.call, levels.call.sizes
     if not can(call) or job.tops or len(job.grids) > 1 or any(one != "received" for one in job.received):
         return False
     if seen.holes is not None or (rows, columns) != (slice(0, s.queries), slice(0, s.keys)):
@@ -65,7 +65,7 @@ def takes(call: Call, job: Job, rows: slice, columns: slice, seen: Stretches) ->
         ends = [(axis.start, axis.stop) for axis in axes]
         if key[-1] or ends != [(0, s.queries), (0, s.keys)]:
             return False
-    return all(math.isfinite(x.sum(dtype=torch.float32)) for x in (call.q, call.k))
+    return levels.holds
 
 
 def run(levels: Levels, job: Job, seen: Stretches) -> tuple[dict[Any, Any], dict[tuple, Tensor]]:
