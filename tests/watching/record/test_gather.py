@@ -9,6 +9,7 @@ from torch import nn
 
 import watch_cases as tiny
 from sightline.lens import Picture
+from sightline.lens.cpu import whole_maps
 from sightline.watching import load, watch
 from sightline.watching.record import gather
 from watch_cases import STATS
@@ -102,6 +103,15 @@ def test_blocks_of_any_length(monkeypatch, family, steps):
     # A window that fills begins a block when it moves on.
     blocks = -(-steps // gather.STEPS)
     assert all(blocks < count <= blocks + 3 for count in parts(together).values())
+
+
+@pytest.mark.parametrize("stats", [("shares",), ("received", "shares"), ("overview_max", "shares"), STATS], ids=str)
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_whole_maps_of_several_calls(monkeypatch, padding, stats):
+    """The kernel in C takes all layers at once, whatever is asked for."""
+    monkeypatch.setattr(whole_maps, "_CELLS", 1)
+    model, given = tiny.model("llama"), tiny.inputs("llama", padding, 3, length=13)
+    check_same(*both_ways(monkeypatch, model, lambda: model(**given), stats=stats))
 
 
 @pytest.mark.parametrize("factor", [1.0, 8.0])

@@ -117,7 +117,7 @@ def account(call: Call, row: Tensor, wanted: Wanted, place: Place) -> dict[str, 
         cross = place.query_position < 0
         if wanted.shares and DISTANCE.name not in rows and not cross and not distance_is_known(call, place.steps):
             rows.append(DISTANCE.name)
-        if (len(s.batch) > 1 or is_small(cells_of(call))) and not _swept(call, place):
+        if (len(s.batch) > 1 or is_small(cells_of(call))) and not _swept(call, wanted, place):
             if call.device.type == "cuda":
                 levels.assume()
             weights = _whole(levels, rows, wanted, place, found)
@@ -141,11 +141,17 @@ def is_small(cells: int) -> bool:
     return cells <= _WHOLE
 
 
-def _swept(call: Call, place: Place) -> bool:
+def _swept(call: Call, wanted: Wanted, place: Place) -> bool:
     """Whether the lens has something faster than the whole map on a CPU: from some hundred queries and keys on."""
-    if place.steps or (len(call.sizes.batch) > 1 and call.mask is not None and not call.mask.is_positional):
+    if place.steps or place.row % place.cell[0] or place.first_key % place.cell[1] or not cpu_plan.can(call):
         return False
-    return cpu_plan.can(call) and not (place.row % place.cell[0] or place.first_key % place.cell[1])
+    if len(call.sizes.batch) == 1:
+        return True
+    # Of several calls at once: what masks say of members of a batch they do not say of these, and the shares of chosen
+    # keys are read off the map.
+    if call.mask is not None and not call.mask.is_positional:
+        return False
+    return not wanted.shares or ("sum" in wanted.overview and place.cell == (1, 1))
 
 
 def distance_is_known(call: Call, steps: bool = False) -> bool:
