@@ -52,3 +52,25 @@ def test_what_is_replaced_does_not_matter(first) -> None:
     assert not sight.influence[:, 2].any()
     assert not cells[:, 2].any()
     assert cells[:, 1].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("options", [{"sinks": torch.tensor([0.5, -1.0])}, {"normalizer": "sigmoid"}])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_patched_values_are_what_mattered_also_where_rows_do_not_sum_to_one(options, groups) -> None:
+    torch.manual_seed(0)
+
+    class Attends(torch.nn.Module):
+        def forward(self, x):
+            q, k, v = x.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            return sl.attention(q, k[:, : 2 // groups], v[:, : 2 // groups], **options)
+
+    net = Attends()
+    here, there = torch.randn(2, 2, 5, 24, requires_grad=True)
+    with sl.watch(net, influence=True, keep_qk=True) as source:
+        net(there)
+    with sl.edit(net) as edits, sl.watch(net, influence=True, keep_qk=True) as seen:
+        edits.patch(source, "values", heads=1)
+        edits.force("uniform", heads=0, queries=slice(2, None))
+        seen.backward(net(here).square().sum())
+    cells = seen[0].tile(slice(None), slice(None), of="influence")
+    torch.testing.assert_close(cells.sum(-1), seen[0].influence)

@@ -146,3 +146,124 @@ def test_patches_of_some_heads_of_a_group_find_their_keys():
     for one, two in zip(*found):
         assert torch.allclose(one, two, atol=1e-6)
         assert (one - model(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_queries_of_torch_layers_are_the_same_whether_weights_are_asked_for(need_weights):
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(16, 4, batch_first=True).double().eval()
+    here, there = torch.randn(2, 2, 7, 16, dtype=torch.float64)
+    with sl.watch(layer, keep_qk=True, influence=True) as source:
+        expected, _ = layer(there, there, there, need_weights=need_weights)
+    with torch.no_grad(), sl.edit(layer) as edits:
+        for what in ("queries", "keys", "values"):
+            edits.patch(source, what)
+        with sl.watch(layer, keep_qk=True) as seen:
+            found, _ = layer(here, here, here, need_weights=need_weights)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(seen[0].call.q, source[0].call.q)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_a_mean_leaves_out_padding_by_whatever_number_it_is_hidden(low, by_hand):
+    class Attends(torch.nn.Module):
+        num_heads = 2
+
+        def forward(self, x, bias):
+            q = k = v = x.unflatten(-1, (2, 4)).transpose(1, 2)
+            if by_hand:
+                return (q @ k.mT + bias).softmax(-1) @ v
+            return F.scaled_dot_product_attention(q, k, v, bias)
+
+    torch.manual_seed(0)
+    model, x = Attends(), torch.randn(2, 6, 8)
+    real = torch.arange(6) < torch.tensor([[4], [6]])
+    bias = torch.zeros(2, 1, 1, 6).masked_fill(~real[:, None, None], low)
+    with torch.no_grad():
+        plain = model(x, bias)
+        with sl.edit(model) as edits:
+            edits.ablate("mean", heads=[0, 1])
+            found = model(x, bias)
+    for member, count in enumerate((4, 6)):
+        torch.testing.assert_close(found[member], plain[member, :, :count].mean(1, keepdim=True).expand(2, 6, 4))
+
+
+def small_t5():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2}
+    ends = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 59}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=60, **sizes, **ends)).eval()
+
+
+def test_layers_counted_from_the_end_are_the_same_at_every_step_of_a_generation():
+    """Of a model with an encoder, which runs by itself before: its layers are not all of them."""
+    model, ids = small_t5(), torch.randint(1, 59, (2, 7), generator=torch.Generator().manual_seed(1))
+
+    def logits(layer):
+        with torch.no_grad(), sl.edit(model) as edits:
+            edits.ablate(layers=layer)
+            options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+            return torch.stack(model.generate(ids, max_new_tokens=4, min_new_tokens=4, **options).logits)
+
+    with torch.no_grad(), sl.edit(model):
+        model(input_ids=ids, decoder_input_ids=ids[:, :3])
+    for layer in (5, 2, 1):
+        assert torch.equal(logits(layer - 6), logits(layer))
+
+
+def test_layers_that_are_counted_from_the_end_do_not_change_while_they_are_counted():
+    model = torch.nn.Transformer(16, 2, 1, 2, 32, batch_first=True).eval()
+    x, y = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
+    with torch.no_grad():
+        with sl.edit(model):
+            model.encoder(x)
+        with sl.edit(model) as edits:
+            edits.scale(2.0, layers=-1)
+            model(x, y)  # the last of its encoder, as far as is known
+            with pytest.raises(InputError, match="there are others than there were"):
+                model(x, y)
+
+
+def test_a_mean_of_cross_attention_leaves_out_what_the_decoder_is_padded_with():
+    model, ids = small_t5(), torch.randint(1, 59, (2, 7), generator=torch.Generator().manual_seed(1))
+    layer = "decoder.block.0.layer.1.EncDecAttention"
+    real = torch.arange(7) < torch.tensor([[4], [7]])
+
+    def logits(member, end, **given):
+        with torch.no_grad(), sl.edit(model) as edits:
+            edits.ablate("mean", layers=layer)
+            return model(input_ids=ids[member], decoder_input_ids=ids[member, :end], **given).logits
+
+    both = logits(slice(None), 7, decoder_attention_mask=real.long())
+    torch.testing.assert_close(both[:1, :4], logits(slice(0, 1), 4))
+    torch.testing.assert_close(both[1:], logits(slice(1, 2), 7))
+
+
+COUNTED = {
+    "query": lambda edits: edits.cut(queries=-1, keys=3),
+    "keys": lambda edits: edits.cut(keys=slice(0, -2)),
+    "key": lambda edits: edits.boost(2.0, keys=[-1]),
+    "mean": lambda edits: edits.ablate("mean", layers=0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_prompt_in_pieces_has_no_end_yet(name):
+    decoder, x = edit_cases.small_decoder(mask=sl.causal()), torch.randn(1, 9, 32)
+    cache = decoder.new_cache()
+    with torch.no_grad(), sl.edit(decoder) as edits:
+        COUNTED[name](edits)
+        decoder(x[:, :4], cache=cache)
+        with pytest.raises(InputError, match="comes in pieces"):
+            decoder(x[:, 4:], cache=cache)
+
+
+def test_columns_from_the_front_are_those_of_a_prompt_in_pieces():
+    decoder, x = edit_cases.small_decoder(mask=sl.causal()), torch.randn(1, 9, 32)
+    with torch.no_grad(), sl.edit(decoder) as edits:
+        edits.cut(queries=slice(6, None), keys=slice(2, 5))
+        cache = decoder.new_cache()
+        pieces = torch.cat([decoder(part, cache=cache) for part in x.split(4, 1)], 1)
+        torch.testing.assert_close(pieces, decoder(x))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sightline.editing import pieces, sources
 from sightline.editing.edits import Edit
-from sightline.editing.maps import Block
+from sightline.editing.maps import HIDDEN, Block
 from sightline.editing.plan import INPUT, MAP, Act
 from sightline.editing.shown import shown
 from sightline.editing.where import Where
@@ -128,7 +128,7 @@ def _real_keys(call: Call) -> Tensor | None:
     tables = [rule for rule in ([] if call.mask is None else call.mask.conjuncts()) if rule.is_table]
     seen = [rule.to_dense(call.sizes.queries, call.sizes.keys, call.device) for rule in tables]
     if isinstance(call.bias, Tensor) and call.bias.dim() > 1:
-        seen.append(call.bias > torch.finfo(call.bias.dtype).min / 2)
+        seen.append(call.bias > -HIDDEN)
     for table in seen:
         while table.dim() < 4:
             table = table[None]

@@ -21,11 +21,12 @@ from sightline.editing.plan import MAP, Act, acts_in, check_apart
 from sightline.errors import InputError, explain
 from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
-from sightline.watching.intercept.caller import inner
+from sightline.watching.intercept.caller import inner, inside
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.looked import Attended, Edited
 from sightline.watching.intercept.mask_tables import Tables
+from sightline.watching.intercept.torch_calls import is_cross
 from sightline.watching.tokens import find_ids, is_one
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Editor:
         self.acted: set[int] = set()  # edits that touched something
         self.recomputing = self.recomputed = 0  # calls inside a checkpoint, and those that ran again
         self.depth = self.thread = 0
+        parts = inner(model).modules()
+        self.crosses = [names[id(part)] for part in parts if id(part) in names and is_cross(names[id(part)], part)]
+        self.counted: int | None = None  # how many layers there were when one was counted from the end
         self.one = False  # whether this pass was given one position
         self.batch: int | None = None  # and how many members, where that is sure
         self.stack = ExitStack()
@@ -155,11 +159,13 @@ class Editor:
             ids = find_ids(args, kwargs)
             self.one, self.batch = is_one(args, kwargs, ids), _members(args, kwargs, ids)
 
-    def leaves(self, *_: object) -> None:
+    def leaves(self, module: nn.Module, *_: object) -> None:
         if threading.get_ident() == self.thread and torch._C._current_graph_task_id() == -1:
             self.depth = max(self.depth - 1, 0)
             if not self.depth and self.order:
-                _counts[self.model] = len(self.order)
+                # A part that runs by itself, an encoder say, does not show them all.
+                whole = module is inner(self.model)
+                _counts[self.model] = len(self.order) if whole else max(_counts.get(self.model, 0), len(self.order))
 
     def _scripted(self, module: nn.Module) -> None:
         if threading.get_ident() == self.thread:
@@ -171,7 +177,17 @@ class Editor:
     def wants(self, name: str) -> bool:
         if name not in self.order:
             self.order[name] = len(self.order)
-        return any(edit.where.may_change(name, self.modules, self.order[name]) for edit in self.list)
+        return self._asks_padding() or any(
+            edit.where.may_change(name, self.modules, self.order[name]) for edit in self.list
+        )
+
+    def _asks_padding(self) -> bool:
+        """Whether a mean is over queries of which only other layers know which are padding: self-attention's masks."""
+        return any(
+            edit.options.get("by") == "mean" and any(edit.where.may_change(name, self.modules) for name in self.crosses)
+            for edit in self.list
+            if edit.kind == "ablate" and isinstance(edit.options["by"], str) and self.crosses
+        )
 
     def changes(self, module: object) -> bool:
         """Whether a module, or something in it, may be edited."""
@@ -239,6 +255,8 @@ class Editor:
                 self.ends[full] = (query_end if cross else end, end)
         elif not again and first != self.reached.get(full, first):
             self._refuse_if_placed(name, first, self.reached[full])
+        elif not again:
+            self._refuse_if_counted(name, first, s.queries)
         if not again:
             self.reached[full] = first + s.queries
         query_end, key_end = self.ends[full]
@@ -246,7 +264,7 @@ class Editor:
             name,
             self.order.setdefault(name, len(self.order)),
             number,
-            _counts.get(self.model),
+            self._layers(),
             self.modules,
             s.batch[0],
             s.heads,
@@ -275,6 +293,36 @@ class Editor:
                 got=f"one at column {first}",
                 hint="edits without queries= and keys=, or a cache that keeps all tokens",
             )
+
+    def _refuse_if_counted(self, name: str, first: int, queries: int) -> None:
+        """A prompt that goes on: where it ends, and what its mean is, was not known when it began."""
+        counted = [edit for edit in self.list if edit.from_end and edit.where.may_change(name, self.modules)]
+        if not counted:
+            return
+        # A guess of several tokens is a step too; and the last piece of a prompt may be of one.
+        goes_on = queries > 1 and not inside("_assisted_decoding", "transformers")
+        if goes_on or inside("_prefill", "transformers"):
+            raise InputError(
+                f"the prompt of {name} comes in pieces, and where it ends is not known while it begins",
+                expected="columns that count from the front, and a mean that is given",
+                got=f"{counted[0]!r}, and more of the prompt at column {first}",
+                hint="queries=11 in place of queries=-1, by=seen.mean_output(); or the prompt in one piece",
+            )
+
+    def _layers(self) -> int | None:
+        """How many layers there are; refused if it turns out that there are others than were counted before."""
+        found = _counts.get(self.model)
+        if not any(isinstance(layer, int) and layer < 0 for edit in self.list for layer in edit.where.said or ()):
+            return found
+        if self.counted is not None and found != self.counted:
+            raise InputError(
+                "layers are counted from the end, and there are others than there were",
+                expected=f"{self.counted} layers, as at the first call in this block",
+                got=found,
+                hint="an index from the front, or a name",
+            )
+        self.counted = found
+        return found
 
     # What else is asked of a watch.
 

@@ -46,6 +46,13 @@ class Edit:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def from_end(self) -> bool:
+        """Whether it can be told only of a whole prompt: columns that count from its end, or the mean over it."""
+        placed = (self.where.queries, self.options.get("keys"), tuple(self.options.get("positions") or ()))
+        by = self.options.get("by")
+        return any(map(_counts_back, placed)) or (isinstance(by, str) and by == "mean")
+
     def __repr__(self) -> str:
         said = [f"{name}={_short(value)}" for name, value in self.options.items() if value is not None]
         return f"{self.kind}({', '.join([*said, *self.where.words()])})"
@@ -302,6 +309,13 @@ def same(one: Any, other: Any, what: str = "") -> bool:
     if isinstance(one, Mask) and isinstance(other, Mask):
         return one == other or files.same_masks(one, other)
     return type(one) is type(other) and bool(one == other)
+
+
+def _counts_back(chosen: Any) -> bool:
+    """Whether columns are said that count from the end."""
+    numbers = (chosen.start, chosen.stop) if isinstance(chosen, slice) else (chosen,)
+    numbers = chosen if isinstance(chosen, tuple) else numbers
+    return any(n is not None and n < 0 for n in numbers)
 
 
 def _short(value: Any) -> str:

@@ -36,21 +36,26 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
     call = _still(attended.call)
     spread = not call.normalizer.is_softmax
     spread |= call.sinks is not None and bool(told or any(act.step == "temperature" for act in acts))
+    values = any(act.step == "values" for act in block.acts)
+    # Each head has its own, where some of them are patched.
+    own = values or any(act.step == "keys" for act in acts)
     if known is not None:
         row, seen = known, call.replace(mask=_uncut(call, acts))
     elif spread:
         block = Block(call, block.acts, everything=True)
         q, row = torch.zeros_like(call.q, dtype=call.compute_dtype), torch.zeros(block.shape, device=call.device)
         bias: Any = EditedBias(block, None, None)
-        seen = call.replace(q=q, bias=bias, sinks=None, softcap=None, mask=None, normalizer=normalizers.get("softmax"))
+        k = block.k if own else call.k
+        edited = edited._replace(values=block.v) if own else edited
+        sizes = call.sizes._replace(kv_heads=k.shape[1])
+        seen = call.replace(q=q, k=k, bias=bias, sinks=None, softcap=None, mask=None, sizes=sizes)
+        seen = seen.replace(normalizer=normalizers.get("softmax"))
     else:
         block = Block(call, block.acts)
         touched, as_told = block.touched(acts), block.touched(told)
-        values = any(act.step == "values" for act in block.acts)
         q = block.put(call.q, block.q, touched)
         k = call.k
-        if values or any(act.step == "keys" for act in acts):
-            # Each head has its own.
+        if own:
             at = block.at[0][..., 0], block.at[1][..., 0]
             k = k.repeat_interleave(call.sizes.groups, 1).index_put(at, block.k)
             edited = edited._replace(values=call.v.repeat_interleave(call.sizes.groups, 1).index_put(at, block.v))

@@ -80,8 +80,11 @@ class _Inside(TorchFunctionMode):
             assert q is not None
             assert k is not None
             shape = (q.shape[0], self.heads, q.shape[2], v.shape[-1])
-            # q was scaled before.
-            changed = self._changed(q, k, self._split(v), out.view(shape), table, 1.0, False, self._split(weights))
+            # q was scaled before; a watch knows it as it was, and patches bring it so.
+            root = math.sqrt(q.shape[-1])
+            changed = self._changed(
+                q * root, k, self._split(v), out.view(shape), table, 1 / root, False, self._split(weights)
+            )
             return changed.reshape(out.shape)
         return out
 
