@@ -128,3 +128,22 @@ def test_what_cannot_be_done_is_refused_and_leaves_the_model_as_it_was():
     again = lambda _: checkpoint(model, inputs, use_reentrant=False)  # noqa: E731
     refused(model, "this edit is not for Plain", lambda edits: edits.scale(2.0), again)
     assert torch.equal(model(x), plain)
+
+
+def test_heads_that_lie_in_the_batch_are_edited():
+    """BLOOM's scores have an axis of heads; its weights and values have them in the batch."""
+
+    class InTheBatch(hand.Plain):
+        def attend(self, q, k, v):
+            weights = self.keep(q @ k.mT / 4).softmax(-1).flatten(0, 1)
+            return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (-1, self.heads))
+
+    torch.manual_seed(0)
+    model, x = InTheBatch().eval(), torch.randn(2, hand.TIME, hand.DIM)
+    with torch.no_grad(), sl.watch(model) as seen, sl.edit(model) as edits:
+        for kind, options in EDITS:
+            getattr(edits, kind)(**options)
+        out = model(x)
+    weights, heads = expected(model, x, EDITS)
+    torch.testing.assert_close(seen[0].tile(slice(None), slice(None)).double(), weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.double(), model.out.double()(heads.transpose(1, 2).flatten(2)), rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 import edit_cases
 import sightline as sl
@@ -190,7 +191,6 @@ def test_a_mean_leaves_out_padding_by_whatever_number_it_is_hidden(low, by_hand)
 
 
 def small_t5():
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2}
     ends = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 59}

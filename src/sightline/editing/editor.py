@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from contextlib import ExitStack
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -15,15 +14,16 @@ from torch import Tensor, nn
 
 from sightline import caches
 from sightline.editing.apply import apply, real_queries
+from sightline.editing.edit_mode import EditMode
 from sightline.editing.edits import Edit, Edits
 from sightline.editing.place import Place
-from sightline.editing.plan import MAP, Act, acts_in, check_apart
+from sightline.editing.plan import acts_in, check_apart
+from sightline.editing.refusals import Refusing, check_by_hand, in_checkpoint
 from sightline.errors import InputError, explain
 from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import inner, inside
 from sightline.watching.intercept.fast_path import is_plain_layer
-from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.looked import Attended, Edited
 from sightline.watching.intercept.mask_tables import Tables
 from sightline.watching.intercept.torch_calls import is_cross
@@ -49,7 +49,7 @@ class Editor:
         self.modules = list(names.values())
         self.tables = Tables()
         self.listening = SimpleNamespace(always=True)
-        self.seen = SimpleNamespace(_unseen=_Refusing(self), _layers={})
+        self.seen = SimpleNamespace(_unseen=Refusing(self), _layers={})
         self.order: dict[str, int] = {}
         self.counts: dict[str, int] = {}  # calls of each layer in this pass
         self.ends: dict[str, tuple[int, int]] = {}  # of each call: where the prompt ended, and its keys
@@ -94,7 +94,7 @@ class Editor:
             scripted.listen(stack, every, self._scripted)
             active.push(self)  # type: ignore[arg-type]
             stack.callback(active.drop, self)  # type: ignore[arg-type]
-            stack.enter_context(_EditMode(self.model.buffers()))
+            stack.enter_context(EditMode(self.model.buffers()))
             self.list._check = self.check
             stack.callback(setattr, self.list, "_check", None)
             self.stack = stack.pop_all()
@@ -218,12 +218,12 @@ class Editor:
             acts += mine
         check_apart(acts)
         if attended.by_hand and acts:
-            _check_by_hand(name, acts, attended.by_hand)
+            check_by_hand(name, acts, attended.by_hand)
         edits = [act.edit for act in acts]
         if not acts:
             return Edited(attended.out, attended.weights)
         again = torch._C._current_graph_task_id() != -1
-        if _in_checkpoint():
+        if in_checkpoint():
             self.recomputed += again
             self.recomputing += not again
             if any(isinstance(layer, str) and "#" in layer for edit in edits for layer in edit.where.said or ()):
@@ -353,86 +353,7 @@ class Editor:
         return next((part for part in inner(self.model).modules() if self.names.get(id(part)) == name), None)
 
 
-class _EditMode(WatchMode):
-    """The function mode of a watch, which stays on while gradients are computed: checkpoints run layers again then."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in _BACKWARD:
-            with self:
-                return _BACKWARD[func](*args, **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-def _unasked(func: Any) -> Any:
-    """A function of torch that does not ask whether a mode is on, to whom it would hand itself over."""
-    names = {name: lambda *_: False for name in ("has_torch_function", "has_torch_function_unary")}
-    found = FunctionType(func.__code__, func.__globals__ | names, func.__name__, func.__defaults__, func.__closure__)
-    found.__kwdefaults__ = func.__kwdefaults__
-    return found
-
-
-_BACKWARD = {func: _unasked(func) for func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
-
-
-class _Refusing(dict):
-    """What attends without being caught: refused if an edit is about it."""
-
-    def __init__(self, editor: Editor) -> None:
-        super().__init__()
-        self.editor = editor
-
-    def __setitem__(self, name: str, why: str) -> None:
-        editor = self.editor
-        if why == _UNCOMPILED:
-            if name not in editor.list.uncompiled:
-                editor.list.uncompiled.append(name)
-            return
-        if any(edit.where.may_change(name, editor.modules) for edit in editor.list):
-            raise InputError(
-                f"{name} cannot be edited",
-                expected="attention by a function that sl.watch sees",
-                got=why,
-                hint="layers=… to leave it out, or F.scaled_dot_product_attention in its place",
-            )
-        super().__setitem__(name, why)
-
-    def setdefault(self, name: str, why: str = "") -> str:  # type: ignore[override]
-        if name not in self:
-            self[name] = why
-        return why
-
-
 def _members(args: tuple, kwargs: dict, ids: Tensor | None) -> int | None:
     """How many texts or images a model is given; None if it is not sure which axis they are."""
     images = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 4]
     return ids.shape[0] if ids is not None else images[0].shape[0] if images else None
-
-
-def _check_by_hand(name: str, acts: list[Act], how: str) -> None:
-    """Refuse what cannot be done where attention is written by hand: its scores are known, and not q and k."""
-    if how == "dropped" and any(act.step in MAP for act in acts):
-        got, hint = "weights of which some were dropped", "model.eval()"
-    elif any(act.step in ("queries", "keys") for act in acts):
-        got, hint = "scores, not the queries and keys that they are made of", 'what="pattern"'
-    elif _in_checkpoint():
-        got, hint = "a checkpoint, in which it would run again unedited", "without checkpointing"
-    else:
-        return
-    raise InputError(
-        f"this edit is not for {name}",
-        expected="attention that is not written by hand, or another edit",
-        got=got,
-        hint=hint,
-    )
-
-
-_UNCOMPILED = "attends in a compiled function, which ran uncompiled to be seen"
-
-
-def _in_checkpoint() -> bool:
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

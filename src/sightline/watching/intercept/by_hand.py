@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from sightline.nn.observe.listener import in_checkpoint
 from sightline.watching.intercept import active
 from sightline.watching.intercept.caller import callers
 from sightline.watching.intercept.changed import change
+from sightline.watching.intercept.heads import Heads, check
 from sightline.watching.intercept.torch_calls import look, position
 from sightline.watching.record.slices import slice_of
 
 if TYPE_CHECKING:
+    from sightline.shapes import Sizes
     from sightline.watching.intercept.function_mode import Audience
     from sightline.watching.intercept.looked import Looked
     from sightline.watching.intercept.marks import Soft, Weighing
+
+Way: TypeAlias = Callable[[Tensor], Tensor]
 
 AXES = "its attention is written by hand: which axes of its scores are texts, heads, queries and keys is not known"
 CHANNELS = "its attention is written by hand, and is between channels"
@@ -81,9 +86,9 @@ def edited(who: Audience, soft: Soft, weights: Tensor | None, weighing: Weighing
         ways = _in_order(weighing)
         if ways is None or scores.dim() > 4:
             return VALUES, plain
-        used, values, result, back = ways
+        used, values, result, back, _ = ways
         heads, batches = _heads(who.module), {x.shape[0] for x in _given(who.module) if x.dim()}
-        values = values.expand(*scores.shape[:-2], *values.shape[-2:])
+        values = values.expand(*used.shape[:-2], *values.shape[-2:])
         bias, v, out = (in_four(x, heads, batches) for x in (scores, values, result))
         if bias is None or v is None or out is None:
             return AXES, plain
@@ -97,21 +102,73 @@ def edited(who: Audience, soft: Soft, weights: Tensor | None, weighing: Weighing
     if found.call is not None and found.row is not None:
         key = before.call.k if before.key is None else before.key
         before = before._replace(call=found.call, row=found.row, key=key)
-    return before, back(new)
+    result = back(new)
+    if who.deep and (gave := gives(who, before, weighing, scores)) is not None:
+        values = gave.v if found.values is None else found.values
+        before = before._replace(heads=gave._replace(out=result, v=values))
+    return before, result
+
+
+def gives(who: Audience, found: Looked, weighing: Weighing, scores: Tensor) -> Heads | None:
+    """What the heads of attention written by hand gave, and the values; None if it is not known how these lie.
+
+    Whatever was found is tried out: the weights times these values are what the product gave, number by number.
+    """
+    if found.piece is not None or (not torch.is_grad_enabled() and in_checkpoint("forward")):
+        return None  # what a reentrant checkpoint runs again is not heard
+    with active.quiet(), torch.no_grad():
+        ways = _in_order(weighing)
+    if ways is None:
+        return None
+    used, values, result, _, forth = ways
+    with active.quiet():
+        check(who, 0.0 if _is_plain(used, scores) else "of some of its weights")
+    with active.quiet(), torch.no_grad():
+        heads, batches = _heads(who.module), {x.shape[0] for x in _given(who.module) if x.dim()}
+        values = values.detach().expand(*used.shape[:-2], *values.shape[-2:])
+        weights, v, out = (in_four(x.detach(), heads, batches) for x in (used, values, result))
+        s = found.call.sizes
+        if weights is None or v is None or out is None or not _fit(weights, v, out, (*s.batch, s.heads, s.queries)):
+            return None
+
+    def four(x: Tensor, s: Sizes) -> Tensor:
+        laid = in_four(forth(x), heads, batches)
+        assert laid is not None
+        return laid.reshape(*s.batch, s.heads, s.queries, laid.shape[-1])
+
+    return Heads(weighing.result, v, four)
+
+
+def _fit(weights: Tensor, v: Tensor, out: Tensor, rows: tuple[int, ...]) -> bool:
+    """Whether weights times values are an output, all `[batch, heads, time, …]`, as far as its precision goes."""
+    if tuple(out.shape[:3]) != rows or weights.shape[:3] != out.shape[:3] or v.shape[:2] != out.shape[:2]:
+        return False
+    return _same(weights @ v, out)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, beside the largest of them."""
+    if one.shape != other.shape:
+        return False
+    near = 2e-2 if other.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    size = other.detach().nan_to_num(0.0, 0.0, 0.0).abs().amax() if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=near, atol=float(near * size), equal_nan=True)
 
 
 def _is_plain(weights: Tensor, scores: Tensor) -> bool:
-    """Whether nothing was dropped of the weights since the softmax."""
+    """Whether nothing was dropped of the weights since the softmax; rows may be gone as a whole."""
     with torch.no_grad():
         plain = scores.float().softmax(-1)
         near = 2e-2 if weights.dtype in (torch.float16, torch.bfloat16) else 1e-4
-        return weights.numel() == plain.numel() and bool(
-            ((weights.detach().reshape(plain.shape) - plain).abs() <= near).all()
-        )
+        if weights.numel() != plain.numel():
+            return False
+        used = weights.detach().reshape(plain.shape)
+        off = (used - plain).abs() > near * plain.amax(-1, keepdim=True)
+        return not bool((off & (used != 0).any(-1, keepdim=True)).any())
 
 
-def _in_order(weighing: Weighing) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]] | None:
-    """Weights, values and result as weights @ values = result, and the way back; None if there is none.
+def _in_order(weighing: Weighing) -> tuple[Tensor, Tensor, Tensor, Way, Way] | None:
+    """Weights, values and result as weights @ values = result, the way back and the way there; None if there is none.
 
     A product may have its axes in another order (einsum), or values on the left: which it is, is tried out on the
     numbers.
@@ -120,12 +177,10 @@ def _in_order(weighing: Weighing) -> tuple[Tensor, Tensor, Tensor, Callable[[Ten
     if direct is not None or min(x.dim() for x in weighing) < 2:
         return direct
     found = _ordered(*(x.mT for x in weighing))
-    return None if found is None else (*found[:3], lambda x: found[3](x).mT)
+    return None if found is None else (*found[:3], lambda x: found[3](x).mT, lambda x: found[4](x.mT))
 
 
-def _ordered(
-    weights: Tensor, values: Tensor, result: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]] | None:
+def _ordered(weights: Tensor, values: Tensor, result: Tensor) -> tuple[Tensor, Tensor, Tensor, Way, Way] | None:
     swaps: list[tuple[int, int] | None] = [None, *([(-3, -2)] if weights.dim() == 4 else [])]
     for one in swaps:
         for two in swaps:
@@ -138,8 +193,9 @@ def _ordered(
                     again = weights @ v
                 except RuntimeError:
                     continue
-                if again.shape == out.shape and torch.allclose(again, out, rtol=1e-2, atol=1e-3, equal_nan=True):
-                    return weights, v, out, (lambda x: x) if two is None else (lambda x: x.transpose(-3, -2))
+                if _same(again, out):
+                    turn: Way = (lambda x: x) if two is None else (lambda x: x.transpose(-3, -2))
+                    return weights, v, out, turn, turn
     return None
 
 

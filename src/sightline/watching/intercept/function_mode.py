@@ -282,7 +282,10 @@ def _by_hand(soft: Soft, weights: Tensor | None, weighing: Weighing, softmax: nn
         found, result = by_hand.edited(who, soft, weights, weighing)
     try:
         if not who.editing:
+            scores = soft.scores
             found = by_hand.looked(who, soft, weights)
+            if who.deep and scores is not None and not isinstance(found, str):
+                found = found._replace(heads=by_hand.gives(who, found, weighing, scores))
         if isinstance(found, str):
             for watcher, name in hearing:
                 unseen.drop(watcher, name, found, by_hand=True)

@@ -68,7 +68,7 @@ def rows_of_batches(x: Tensor, s: Sizes) -> Tensor:
     return x.reshape(s.queries, *s.batch, s.heads, -1).permute(1, 2, 0, 3)
 
 
-def check(who: Audience, dropout: float) -> None:
+def check(who: Audience, dropout: float | str) -> None:
     """Refuse, before it runs, a call whose influence somebody wants and nobody could tell."""
     if not who.influence:
         return

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from sightline.watching.record.layer import Layer, Part
 
 # What is said of a call whose weights alone were seen.
-LACKS = "attention written by hand: its weights were seen, not the heads' output nor the values"
+LACKS = (
+    "attention written by hand: its weights were seen, not the heads' output and values "
+    "(axes in another order, slices, or a reentrant checkpoint)"
+)
 
 
 class Deeper:
