@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import sightline as sl
-from sightline.errors import InputError, RankError
+from sightline.errors import RankError, SightlineError
 from sightline.parallel import torch_ring
 from sightline.parallel.ranks import Ranks
 
@@ -236,6 +236,10 @@ def check_uneven_and_unequal_parts(rank: int, size: int) -> None:
     torch.testing.assert_close(got, whole.split(queries, -2)[rank], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(own.distance, sight.distance.split(queries, -1)[rank], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(own.received(), sight.received().split(keys, -1)[rank], rtol=1e-12, atol=1e-12)
+    for normalizer in ("relu", "sigmoid", "uniform"):  # a rank may hold no key
+        options = {"mask": sl.causal(), "normalizer": normalizer}
+        wanted = sl.attention(q, k, v, **options).split(queries, -2)[rank]
+        torch.testing.assert_close(sl.parallel.attention(*mine, **options), wanted, rtol=1e-12, atol=1e-12)
     flat = sl.parallel.attention(*(x[0, 0] for x in mine))
     torch.testing.assert_close(flat, sl.attention(q[0, 0], k[0, 0], v[0, 0]).split(queries, 0)[rank])
 
@@ -320,6 +324,7 @@ def check_what_does_not_fit_is_refused_on_every_rank(rank: int, size: int) -> No
     _refused("fit", lambda: sl.parallel.attention(q, q, q, bias=torch.zeros(3, 3)))
     _refused("balance", lambda: sl.parallel.attention(q, q, q, balance="zigzag"))
     _refused("backend", lambda: sl.parallel.attention(q, q, q, backend="none"))
+    _refused("sigmoid", lambda: sl.parallel.attention(q, q, q, normalizer="sigmoid", sinks=torch.zeros(2)))
     _, sight = sl.parallel.observe(q, q, q)
     for ask in (
         lambda: sight.save("nowhere"),
@@ -334,6 +339,66 @@ def check_what_does_not_fit_is_refused_on_every_rank(rank: int, size: int) -> No
         _refused("one rank's part", ask)
     q.add_(1)
     _refused("changed after the call", lambda: sight.entropy)
+
+
+def check_what_one_rank_refuses_is_refused_on_all(rank: int, size: int) -> None:
+    """The others hear why, at once: they do not wait in vain, and do not go on with something else."""
+    begun = time.monotonic()
+    q, one = torch.randn(1, 2, 4, 8), rank == 1
+    k = q[..., :7] if one else q
+    _refused("dim" if one else "rank 1 refused", lambda: sl.parallel.attention(q, k, q))
+    k = q.double() if one else q
+    _refused("dtype" if one else "rank 1 refused", lambda: sl.parallel.attention(q, k, q))
+    stats = ("entropie",) if one else ()
+    _refused("entropie", lambda: sl.parallel.observe(q, q, q, stats=stats))
+    mask = "causal" if one else None
+    _refused("used as a mask", lambda: sl.parallel.observe(q, q, q, mask=mask))
+    heard = Ranks().agree("words", {"said": "ü" * 3000 * rank})  # some longer than a first message
+    assert [len(one["said"]) for one in heard] == [3000 * other for other in range(size)]
+    close(sl.parallel.attention(q, q, q), sl.attention(q, *[sl.parallel.unshard(q)] * 2), "and it goes on")
+    assert time.monotonic() - begun < 20
+
+
+def check_what_is_of_the_whole_is_the_same_on_every_rank(rank: int, size: int) -> None:
+    """Another mask, bias or sinks on one rank would give numbers of no call at all."""
+    q, one = torch.randn(1, 2, 4, 8), rank == 1
+    whole = 4 * size
+    ids, table = torch.arange(whole) // 3, torch.randn(2, whole, whole)
+    other = table.clone()
+    other[1, 2, 3] += 1e-6
+    turned = table.flip(-1)
+    for here, there in (
+        ({"mask": sl.window(3)}, {"mask": sl.window(2)}),
+        ({"mask": sl.documents(ids) & sl.causal()}, {"mask": sl.documents(ids.flip(0)) & sl.causal()}),
+        ({"mask": sl.padding(torch.tensor([5]))}, {"mask": sl.padding(torch.tensor([6]))}),
+        ({"mask": table > 0}, {"mask": turned > 0}),
+        ({"bias": table}, {"bias": other}),
+        ({"bias": table}, {"bias": turned}),
+        ({"bias": table}, {"bias": table.clone().requires_grad_()}),
+        ({"bias": sl.alibi(2)}, {"bias": table}),
+        ({"sinks": torch.tensor([0.5, 1.0])}, {"sinks": torch.tensor([1.0, 0.5])}),
+        ({"scale": 0.5}, {"scale": -0.5}),
+    ):
+        options = there if one else here
+        _refused(next(iter(here)), lambda options=options: sl.parallel.attention(q, q, q, **options))
+    # A copy is the same, and so is memory of another order.
+    mask = sl.documents(ids.clone() if one else ids)
+    sl.parallel.attention(q, q, q, mask=mask, bias=table.mT.contiguous().mT if one else table)
+
+
+def check_ranks_that_ask_a_sight_for_different_things_are_refused(rank: int, size: int) -> None:
+    begun = time.monotonic()
+    q, one = torch.randn(1, 2, 4, 8), rank == 1
+    _, sight = sl.parallel.observe(q, q, q)
+    _refused("different things", lambda: sight.entropy if one else sight.received())
+    _refused("different things", lambda: sight.received(torch.rand(1, 2, 4)) if one else sight.received())
+    _refused("different things", lambda: sight.picture(size=(3, 3) if one else (4, 4)))
+    _refused("different things", lambda: sight.tile(0, 0) if one else sight.distance)
+    close(sight.received().sum(), torch.tensor(8.0), "and it goes on")  # every rank has the same four queries
+    _refused("do not make the same call", lambda: sl.parallel.unshard(q[..., : 4 if one else 8]))
+    _refused("do not make the same call", lambda: sl.parallel.unshard(q.double() if one else q))
+    _refused("balance", lambda: sl.parallel.unshard(q, balance="zigzag" if one else "contiguous"))
+    assert time.monotonic() - begun < 20
 
 
 class Layer(torch.nn.Module):
@@ -429,6 +494,7 @@ def check_long_maps_are_fetched_from_who_holds_them(rank: int, size: int) -> Non
     by = torch.rand(1, 4, 600)
     close(kept[0].received(by), whole[0].received(by), "weighted")
     close(kept[0].share(sl.window(1)), whole[0].share(sl.window(1)), "share")
+    _refused("; here", lambda: kept[0].tile(slice(500, 520), slice(7, 599 if rank == 1 else 600)))  # not the same
     close(not_kept[0].entropy, whole[0].entropy, "entropy")
     _refused("needs q and k", lambda: not_kept[0].tile(slice(500, 520), slice(7, 600)))
 
@@ -485,7 +551,7 @@ def check_a_model_under_fsdp(rank: int, size: int) -> None:
 
 
 def _refused(word: str, call: Callable[[], object]) -> None:
-    said = _error(InputError, call)
+    said = _error(SightlineError, call)
     assert word in said, said
 
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from sightline.backends.call import Call, check_bias, check_sinks, make_call
 from sightline.backends.choose import BACKENDS
 from sightline.backends.nonfinite import finite
-from sightline.biases import as_bias
+from sightline.biases import Bias, as_bias
 from sightline.errors import InputError
 from sightline.lens.requests import parse
 from sightline.lens.spread import RankSight, check_spread
 from sightline.lens.unchanged import that_counts
 from sightline.masks import as_mask
 from sightline.parallel import torch_ring
+from sightline.parallel.alike import summed
 from sightline.parallel.places import Whole, check_balance, pieces
 from sightline.parallel.ranks import Ranks
 from sightline.parallel.ring import Attention, Layout, Rows
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from sightline.backends.call import BiasLike, MaskLike
     from sightline.lens import Sight
+    from sightline.masks import Mask
 
 
 def attention(
@@ -103,8 +105,9 @@ def observe(
     >>> out.shape, sight.entropy.shape
     (torch.Size([1, 8, 100, 64]), torch.Size([1, 8, 100]))
     """
-    requests = parse(stats)
-    check_spread(requests)
+    with Ranks(group).refusing(_STEP):
+        requests = parse(stats)
+        check_spread(requests)
     given = _Given(mask, bias, sinks, group, balance, backend, f"observe {requests}")
     call, layout = _prepare(q, k, v, given, scale=scale, softcap=softcap, normalizer=normalizer, dropout=dropout)
     out, rows = _run(call, layout)
@@ -118,6 +121,10 @@ def observe(
     sight = RankSight(wide, rows.number, Around(still, layout, rows), flat=q.dim() == 2)
     sight.prepare(*requests)
     return out[0] if q.dim() == 2 else out, sight
+
+
+# What ranks tell each other first; who refuses a call by itself says so in the same place.
+_STEP = "what the call is"
 
 
 class _Given(NamedTuple):
@@ -134,48 +141,31 @@ class _Given(NamedTuple):
 
 def _prepare(q: Tensor, k: Tensor, v: Tensor, given: _Given, **options: Any) -> tuple[Call, Layout]:
     """The local call, and where everything is. What does not fit is refused on every rank, before any work starts."""
-    ranks, balance = Ranks(given.group), check_balance(given.balance)
-    if given.backend != "auto" and given.backend not in BACKENDS:
-        raise InputError(
-            "unknown backend", expected=f"auto, {', '.join(BACKENDS)}", got=repr(given.backend), hint='backend="auto"'
-        )
-    call = make_call(q, k, v, **options)
-    s = call.sizes
-    learned = [t is not None and isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, given.bias, given.sinks)]
-    said: dict[str, Any] = {
-        "queries": s.queries,
-        "keys": s.keys,
-        "of the call": {
-            "batch": list(s.batch),
-            "heads": [s.heads, s.kv_heads],
-            "dim": [s.dim, s.value_dim],
-            "dtype": str(call.q.dtype),
-            "balance": balance,
-            "scale": call.scale,
-            "softcap": call.softcap,
-            "normalizer": call.normalizer.name,
-            "dropout": call.dropout,
-            "backend": given.backend,
-            "asked for": given.asked[:500],
-            "mask": str(given.mask is not None),
-            "gradients": bool(torch.is_grad_enabled() and any(learned)),
-        },
-        "finite": ranks.size == 1 or finite(call.q, call.k, call.v),
-        "seed": int(torch.randint(2**62, ())) if call.dropout else 0,
-    }
-    heard = ranks.agree("what the call is", said, call.device)
+    ranks = Ranks(given.group)
+    with ranks.refusing(_STEP):
+        balance, call = check_balance(given.balance), make_call(q, k, v, **options)
+        if given.backend != "auto" and given.backend not in BACKENDS:
+            raise InputError(
+                "unknown backend",
+                expected=f"auto, {', '.join(BACKENDS)}",
+                got=repr(given.backend),
+                hint='backend="auto"',
+            )
+        mask = None if given.mask is None else as_mask(given.mask)
+        bias = None if given.bias is None else as_bias(given.bias)
+        if given.sinks is not None:
+            check_sinks(given.sinks, call.sizes, call.normalizer, call.device)
+        scale = call.scale if options["scale"] is None else float(options["scale"])  # its sign may be in q by now
+        said = _said(ranks, call, given, balance, mask, bias, scale)
+    heard = ranks.agree(_STEP, said)
     for rank, other in enumerate(heard):
         _same(ranks, rank, said["of the call"], other["of the call"])
-    parts = [[int(one[name]) for one in heard] for name in ("queries", "keys")]
+    s, parts = call.sizes, [[int(one[name]) for one in heard] for name in ("queries", "keys")]
     queries, keys = map(sum, parts)
-    mask = None if given.mask is None else as_mask(given.mask)
     if mask is not None:
         mask.check(s.batch, s.heads, queries, keys, call.device)
-    bias = None if given.bias is None else as_bias(given.bias)
     if bias is not None:
         check_bias(bias, s._replace(queries=queries, keys=keys), call.device)
-    if given.sinks is not None:
-        check_sinks(given.sinks, s, call.normalizer, call.device)
     whole = Whole(queries, keys, mask, bias)
     own, theirs = (pieces(lengths, balance) for lengths in parts)
     call = call.replace(sinks=given.sinks, bias=bias if isinstance(bias, Tensor) else None)
@@ -187,6 +177,52 @@ def _prepare(q: Tensor, k: Tensor, v: Tensor, given: _Given, **options: Any) -> 
     )
     seed = int(heard[0]["seed"]) + 7919 * ranks.rank
     return call, Layout(ranks, own, theirs, whole, balance, seed, given.backend, by_torch)
+
+
+def _said(
+    ranks: Ranks,
+    call: Call,
+    given: _Given,
+    balance: str,
+    mask: Mask | None,
+    bias: Bias | Tensor | None,
+    scale: float,
+) -> dict[str, Any]:
+    """What this rank says of its call; all but the lengths must be the same on every rank."""
+    s, of_the_whole = call.sizes, {"mask": mask, "bias": bias, "sinks": given.sinks}
+    learned = [isinstance(t, Tensor) and t.requires_grad for t in (call.q, call.k, call.v, bias, given.sinks)]
+    gradients = torch.is_grad_enabled()
+    return {
+        "queries": s.queries,
+        "keys": s.keys,
+        "of the call": {
+            "batch": list(s.batch),
+            "heads": [s.heads, s.kv_heads],
+            "dim": [s.dim, s.value_dim],
+            "dtype": str(call.q.dtype),
+            "balance": balance,
+            "scale": scale,
+            "softcap": call.softcap,
+            "normalizer": call.normalizer.name,
+            "dropout": call.dropout,
+            "backend": given.backend,
+            "asked for": given.asked if len(given.asked) < 500 else f"{given.asked[:400]}… {summed(given.asked)}",
+            **{name: "none" if ranks.size == 1 else _known_by(x) for name, x in of_the_whole.items()},
+            "gradients": bool(gradients and any(learned)),
+            "gradients of the bias": bool(gradients and learned[3]),
+        },
+        "finite": ranks.size == 1 or finite(call.q, call.k, call.v),
+        "seed": int(torch.randint(2**62, ())) if call.dropout else 0,
+    }
+
+
+def _known_by(thing: Mask | Bias | Tensor | None) -> str:
+    """What other ranks compare with theirs: what it is, for a reader, and a sum of all that it holds."""
+    if thing is None:
+        return "none"
+    shown = f"a table {tuple(thing.shape)}" if isinstance(thing, Tensor) else repr(thing)
+    # An address is another one on every rank.
+    return f"{type(thing).__name__ if '0x' in shown else shown[:80]} (sum {summed(thing)})"
 
 
 def _same(ranks: Ranks, rank: int, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -231,8 +267,15 @@ def unshard(x: Tensor, group: Any = None, *, dim: int = -2, balance: str = "cont
     >>> sl.parallel.unshard(sl.parallel.shard(torch.arange(6), dim=0), dim=0)
     tensor([0, 1, 2, 3, 4, 5])
     """
-    ranks, x = Ranks(group), x.detach()
-    heard = ranks.agree("the lengths of the parts", {"length": x.shape[dim]}, x.device)
+    ranks, x, what = Ranks(group), x.detach(), "the lengths of the parts"
+    with ranks.refusing(what):
+        check_balance(balance)
+        length, rest = x.shape[dim], list(x.shape)
+        rest[dim] = -1
+    like = {"shape": rest, "dtype": str(x.dtype), "balance": balance}
+    heard = ranks.agree(what, {"length": length, "of the call": like})
+    for rank, other in enumerate(heard):
+        _same(ranks, rank, like, other["of the call"])
     lengths = [one["length"] for one in heard]
     parts, mine = {ranks.rank: x}, x
     for step in range(1, ranks.size):
@@ -242,7 +285,7 @@ def unshard(x: Tensor, group: Any = None, *, dim: int = -2, balance: str = "cont
         parts[ranks.source(step)] = mine
     found = [
         (piece.start, parts[rank].narrow(dim, piece.local.start, piece.length))
-        for rank, own in enumerate(pieces(lengths, check_balance(balance)))
+        for rank, own in enumerate(pieces(lengths, balance))
         for piece in own
     ]
     return torch.cat([part for _, part in sorted(found, key=lambda pair: pair[0]) if part.shape[dim]] or [x], dim)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sightline.errors import InputError, InputTypeError, RankError
+from sightline.errors import InputError, InputTypeError, RankError, SightlineError
 
-# Bytes of what ranks tell each other before they begin.
+# Bytes of what ranks tell each other before they begin; who has more to say sends it after these.
 _HEADER = 2048
 
 
@@ -42,25 +43,49 @@ class Ranks:
         """Whose tensors are here after so many steps around the ring."""
         return (self.rank - step) % self.size
 
-    def agree(self, step: str, said: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
-        """What every rank says of itself; who does not answer is named. `said` fits into JSON."""
+    def agree(self, step: str, said: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank says of itself; who does not answer is named. `said` fits into JSON.
+
+        What one of them refused, all refuse.
+        """
         if self.size == 1:
             return [said]
         text = json.dumps(said).encode()
-        if len(text) > _HEADER:
-            raise InputError(
-                "a call is too large to be described",
-                expected=f"{_HEADER} bytes",
-                got=len(text),
-                hint="fewer batch axes",
-            )
-        mine = torch.zeros(_HEADER, dtype=torch.uint8, device=device)
-        mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         others = [rank for rank in range(self.size) if rank != self.rank]
-        messages = [_Message(mine, to, None) for to in others] + [_Message(None, at, mine) for at in others]
+        head = (len(text).to_bytes(8, "little") + text[:_HEADER]).ljust(8 + _HEADER, b"\0")
+        first = self._told(step, head, dict.fromkeys(others, len(head)))
+        lengths = {rank: int.from_bytes(heard[:8], "little") for rank, heard in first.items()}
+        # Rarely anybody has more to say, and then all know who.
+        more = {rank: max(0, length - _HEADER) for rank, length in lengths.items()}
+        rest = self._told(f"{step}, the rest", text[_HEADER:], more)
+        heard = {rank: json.loads(first[rank][8 : 8 + lengths[rank]] + rest[rank]) for rank in others}
+        for rank, other in heard.items():
+            if "refused" in other and "refused" not in said:
+                raise InputError(
+                    f"rank {self.members[rank]} refused: {step}",
+                    expected="what fits, on every rank",
+                    got=f"there: {other['refused']}",
+                    hint="mend what that rank was given; nothing was computed",
+                )
+        return [said if rank == self.rank else heard[rank] for rank in range(self.size)]
+
+    def _told(self, step: str, mine: bytes, coming: dict[int, int]) -> dict[int, bytes]:
+        """Some bytes for all others, and as many from each as are known to come."""
+        sent = torch.tensor(list(mine), dtype=torch.uint8, device=self.device)
+        messages = [_Message(sent, to, None) for to in coming if mine]
+        messages += [_Message(None, at, sent.new_empty(n)) for at, n in coming.items() if n]
         found = iter(self._exchange(step, messages))
-        heard = {rank: bytes(next(found).tolist()).rstrip(b"\0") for rank in others}
-        return [said if rank == self.rank else json.loads(heard[rank]) for rank in range(self.size)]
+        return {at: bytes(next(found).tolist()) if n else b"" for at, n in coming.items()}
+
+    @contextmanager
+    def refusing(self, step: str) -> Iterator[None]:
+        """Around what may be refused before `agree`: the others hear of it there, instead of waiting in vain."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(SightlineError):
+                self.agree(step, {"refused": " ".join(str(error).split())[:600]})
+            raise
 
     def rotate(self, step: str, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Give tensors to the next rank, and take those of the one before, whose shapes are these."""
@@ -88,7 +113,7 @@ class Ranks:
 
     def shared(self, step: str, content: bytes) -> list[bytes]:
         """What every rank gives, in the order of the ranks."""
-        lengths = [said["bytes"] for said in self.agree(f"{step}, how much", {"bytes": len(content)}, self.device)]
+        lengths = [said["bytes"] for said in self.agree(f"{step}, how much", {"bytes": len(content)})]
         found = {self.rank: content}
         # A tensor over bytes that may be written to.
         mine = torch.frombuffer(bytearray(content or b"0"), dtype=torch.uint8)[: len(content)].to(self.device)

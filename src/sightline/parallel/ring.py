@@ -113,7 +113,8 @@ def _counts(call: Call, whole: Whole, rows: Piece) -> Tensor:
     """How many keys of all ranks each query sees."""
     part = call.replace(sizes=call.sizes._replace(queries=rows.length), mask=None)
     every = Piece(slice(0, whole.keys), 0)
-    wide = call.k[..., :1, :].expand(*call.k.shape[:-2], whole.keys, call.k.shape[-1])
+    # Of keys only their number matters; this rank may hold none.
+    wide = call.k.new_zeros(()).expand(*call.k.shape[:-2], whole.keys, call.k.shape[-1])
     seen = block(part, whole._replace(bias=None), wide, wide, rows, every)
     if seen is None:
         return torch.zeros(rows.length, dtype=call.compute_dtype, device=call.device)

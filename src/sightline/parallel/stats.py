@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sightline.backends.tiles import Columns, scaled_rows
+from sightline.errors import InputError
 from sightline.lens import geometry, pictures
 from sightline.lens.job import Weighted
 from sightline.lens.requests import Picture, Top
@@ -37,13 +38,27 @@ class Around:
 
     def compute(self, requests: Sequence[Asked]) -> dict[Any, Any]:
         """The results of all requests, on every rank its own; pictures are of the whole map, the same on all."""
+        self._all_ask([repr(one) if not isinstance(one, Weighted) else "received(weights)" for one in requests])
         with torch.no_grad(), torch.autocast(self._call.device.type, enabled=False):
             return _Pass(self._call, self._layout, self._rows, requests).run()
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """The exact weights of local queries and of any keys of the whole; every rank asks for its own."""
+        self._all_ask(["a tile"])
         with torch.no_grad(), torch.autocast(self._call.device.type, enabled=False):
             return _tile(self._call, self._layout, self._rows, rows, columns)
+
+    def _all_ask(self, asked: list[str]) -> None:
+        """Refuse on every rank what is not the same question on all: one would wait, or add up other things."""
+        ranks = self._layout.ranks
+        for rank, other in enumerate(ranks.agree("what is asked of the sight", {"asked": asked})):
+            if other["asked"] != asked:
+                raise InputError(
+                    "the ranks ask for different things",
+                    expected=f"{', '.join(asked)[:300]}, as on rank {ranks.members[ranks.rank]}",
+                    got=f"{', '.join(other['asked'])[:300]} on rank {ranks.members[rank]}",
+                    hint="the same questions in the same order on every rank",
+                )
 
 
 class _Pass:

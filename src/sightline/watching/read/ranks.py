@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sightline.watching.seen import LayerLike, Seen
 
 _OVER = ("heads", "layers")
+# What ranks give each other first.
+_SEEN = "what was seen"
 
 
 class _Run(NamedTuple):
@@ -45,9 +47,10 @@ def gather(seen: Seen, group: Any, over: str | None = None) -> Seen:
         raise InputError("unknown way to gather", expected="heads, layers or None", got=repr(over), hint='over="heads"')
     ranks = Ranks(group)
     with tempfile.TemporaryDirectory() as place:
-        own = save(seen, Path(place, "own"), keep_qk=False)
+        with ranks.refusing(f"{_SEEN}, how much"):
+            packed = _packed(save(seen, Path(place, "own"), keep_qk=False))
         runs = []
-        for rank, content in enumerate(ranks.shared("what was seen", _packed(own))):
+        for rank, content in enumerate(ranks.shared(_SEEN, packed)):
             folder = Path(place, str(rank))
             folder.mkdir()
             _unpack(content, folder)
@@ -223,15 +226,16 @@ class _Fetch:
                 found = own(self._mine.sight(), slice(start, start + self._heads[ranks.rank]))
             except SightlineError as problem:
                 error = str(problem)
-        about: dict[str, Any] = {"asked": said[:200], "error": None if error is None else error[:800]}
+        asked = f"{self._name}, {said}"
+        about: dict[str, Any] = {"asked": asked, "error": None if error is None else error[:800]}
         about["tensors"] = [[list(one.shape), str(one.dtype).removeprefix("torch.")] for one in found]
-        heard = ranks.agree(f"{self._name}, {said[:60]}", about, ranks.device)
+        heard = ranks.agree("what is asked of the layers", about)
         for rank, other in enumerate(heard):
             if other["asked"] != about["asked"] or other["error"] is not None:
                 raise InputError(
                     f"{self._name} cannot be asked on rank {ranks.members[rank]}",
                     expected="all ranks to ask for the same of a layer whose q and k were kept",
-                    got=other["error"] or f"there {other['asked']}, here {about['asked']}",
+                    got=other["error"] or f"there {other['asked'][:200]}; here {asked[:200]}",
                     hint="sl.watch(model, keep_qk=True) on every rank, and the same questions in the same order",
                 )
         every: dict[int, list[Tensor]] = {}
