@@ -275,6 +275,75 @@ def test_a_full_disk_ends_the_survey_and_leaves_whole_parts(
     assert len(sl.survey(minilm, PLAY[:3], tmp_path / "out", per_part=1).rows()) == 3 * 72
 
 
+def test_no_text_is_lost_and_a_mark_of_the_encoding_is_none(tmp_path: Path) -> None:
+    blank = read([" " * 90, "one text"], cut=40)
+    assert [(text.name, text.problem) for text in blank] == [("0", "no text, but spaces"), ("1", None)]
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone text")
+    (tmp_path / "x.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one text", "name": "a.txt"}\n')
+    assert read(tmp_path) == [Text("a.txt", "one text")]
+    assert [text.text for text in read(tmp_path / "x.jsonl")] == ["one text"]
+
+
+def test_a_full_disk_of_a_worker_ends_the_survey_and_blames_no_text(tmp_path: Path) -> None:
+    """Files of a few thousand bytes at most: the description fits, a part of one text does not."""
+    code = f"""
+import resource
+import sightline as sl
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+    sl.survey("minilm", {PLAY[:2]!r}, {str(tmp_path / "deep" / "out")!r}, workers=1, per_part=2)
+"""
+    script = tmp_path / "driver.py"
+    script.write_text(code)
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    assert "File too large" in ended.stderr.splitlines()[-1]
+    assert not (tmp_path / "deep").exists(), "neither rows of errors nor half a file"
+
+
+def test_a_text_that_was_given_up_is_not_tried_for_ever() -> None:
+    with pytest.raises(InputError, match="only to write down why"):
+        local._again(Order([Text("bad", "x")], give_up=True), {})
+
+
+def test_a_model_is_trained_on_after_its_survey(minilm: torch.nn.Module, tmp_path: Path) -> None:
+    minilm.train()
+    minilm.embedding.eval()
+    try:
+        sl.survey(minilm, [KIDS], tmp_path / "out")
+        assert minilm.training
+        assert minilm.encoder.training
+        assert not minilm.embedding.training
+    finally:
+        minilm.eval()
+
+
+def test_another_tokenizer_is_another_survey(minilm: torch.nn.Module, tmp_path: Path) -> None:
+    sl.survey(minilm, [KIDS], tmp_path / "out", tokenizer=minilm.tokenizer)
+    sl.survey(minilm, PLAY[:1], tmp_path / "out", tokenizer=minilm.tokenizer)
+    other = type(minilm.tokenizer).from_str(minilm.tokenizer.to_str())
+    other.add_tokens(["kids were"])
+    with pytest.raises(InputError, match=r"(?s)another survey.*tokenizer="):
+        sl.survey(minilm, PLAY[1:2], tmp_path / "out", tokenizer=other)
+
+
+def _interrupted(out: Path, name: str) -> None:
+    with parts.driving(out, {}):
+        (out / name).write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_survey_tells_what_ended_it(tmp_path: Path) -> None:
+    """A worker that was killed while it wrote leaves its file; what ended the survey is told all the same."""
+    out = tmp_path / "deep" / "out"
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(out, ".part-0.parquet.1234.part.parquet")
+    assert not (tmp_path / "deep").exists()
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(out, "note.txt")
+    assert [one.name for one in out.iterdir()] == ["note.txt"], "of somebody else"
+
+
 def test_influence_and_retrieval_of_a_language_model(minilm: torch.nn.Module, tmp_path: Path) -> None:
     model, _ = sl.models.load("smollm2")
     text = "When Mary and John went to the store, John gave a drink to"

@@ -13,7 +13,7 @@ from sightline.errors import InputError, InputTypeError
 from sightline.models.checkpoints.builtin import BUILTINS
 from sightline.surveying import local, on_ray, parts
 from sightline.surveying.heads import Wanted, check_able
-from sightline.surveying.identity import fingerprint
+from sightline.surveying.identity import fingerprint, of_tokenizer
 from sightline.surveying.texts import read as read_texts
 from sightline.surveying.work import Done, Order, orders
 
@@ -127,6 +127,8 @@ def survey(
         "generate": generate,
         "influence": bool(influence),
     }
+    if name is None and tokenizer is not None:
+        settings["tokenizer"] = of_tokenizer(tokenizer)
     with parts.driving(folder, settings) as driver:
         before = parts.done(folder)
         todo = orders([text for text in found if text.key not in before], per_part)

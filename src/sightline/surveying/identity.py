@@ -35,6 +35,12 @@ def fingerprint(model: Any) -> str:
     return found.hexdigest()[:24]
 
 
+def of_tokenizer(tokenizer: Any) -> str:
+    """What a tokenizer is known by: a sum of all it says of itself, or its kind where it says nothing."""
+    said = tokenizer.to_str() if hasattr(tokenizer, "to_str") else type(tokenizer).__qualname__
+    return hashlib.sha256(said.encode()).hexdigest()[:24]
+
+
 def _of_tensors(model: nn.Module) -> str:
     found = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

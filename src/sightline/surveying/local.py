@@ -12,9 +12,12 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch import nn
 
 from sightline.errors import InputError
 from sightline.surveying.heads import Wanted
@@ -35,12 +38,17 @@ def run(
 ) -> Iterator[Done]:
     """Do all orders; what came of each, as it comes. With no workers this process does them."""
     if not workers:
-        worker = Worker(model, folder, wanted, driver, threads=None, tokenizer=tokenizer)
+        trained = [part for part in model.modules() if part.training] if isinstance(model, nn.Module) else []
+        worker = None
         try:
+            worker = Worker(model, folder, wanted, driver, threads=None, tokenizer=tokenizer)
             for order in todo:
                 yield worker.do(order)
         finally:
-            os.close(worker.lock)
+            if worker is not None:
+                os.close(worker.lock)
+            for part in trained:  # the model is somebody's, and goes on as it was
+                part.training = True
         return
     context = multiprocessing.get_context("spawn")
     waiting, tried = deque(todo), {}  # type: ignore[var-annotated]
@@ -76,6 +84,7 @@ def run(
                     continue
                 if isinstance(said, BaseException):
                     raise said
+                tried.pop("start", None)
                 busy[heard] = (process._replace(ready=True), None)
                 if said is not None:  # None: it has its model
                     yield said
@@ -124,6 +133,13 @@ def _written(folder: Path, order: Order) -> Done | None:
 
 def _again(order: Order, tried: dict) -> list[Order]:
     """An order whose worker ended: once more; then text by text; a text that ends a worker twice is given up."""
+    if order.give_up:
+        raise InputError(
+            "a worker ended that had only to write down why a text was given up",
+            expected="workers that live",
+            got=order.texts[0].name,
+            hint="look at what ends them (dmesg); the same call goes on",
+        )
     key = tuple(text.key for text in order.texts)
     tried[key] = tried.get(key, 0) + 1
     if tried[key] < 2:
@@ -144,12 +160,17 @@ def _serve(pipe: Connection, model: str, folder: Path, wanted: Wanted, driver: s
         pipe.send(error)
         return
     pipe.send(None)
-    while True:
+    said: Any = None
+    while not isinstance(said, Exception):
         try:
             order = pipe.recv()
-            pipe.send(worker.do(order, still=lambda: os.getppid() == parent))
-        except (EOFError, OSError, KeyboardInterrupt):
+        except (EOFError, OSError):
             return
-        except Exception as error:
-            pipe.send(error)
+        try:
+            said = worker.do(order, still=lambda: os.getppid() == parent)
+        except KeyboardInterrupt:
             return
+        except Exception as error:  # a full disk too: it is no fault of the texts, and ends the survey
+            said = error
+        with suppress(OSError):  # a driver that is gone
+            pipe.send(said)

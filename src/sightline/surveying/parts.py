@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -145,7 +145,12 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
     make_folder(folder)
     about = json.dumps({"format": FORMAT, "version": 1, "settings": settings}, indent=1)
     write_whole(folder / ABOUT, lambda path: path.write_text(about, "utf-8"))
-    for old in folder.glob(".*.part.*"):  # of a driver or worker that was killed
+    _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a driver or worker was writing when it was killed."""
+    for old in folder.glob(".*.part.*"):
         old.unlink(missing_ok=True)
 
 
@@ -188,10 +193,12 @@ def driving(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
             yield driver
         except BaseException:
             if not parts(folder):
+                _clear(folder)
                 for name in (ABOUT, _WORKERS, _DRIVER):
                     (folder / name).unlink(missing_ok=True)
-                for one in made:
-                    one.rmdir()
+                with suppress(OSError):  # somebody put something there: what went wrong is to be told, not this
+                    for one in made:
+                        one.rmdir()
             raise
 
 

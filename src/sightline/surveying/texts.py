@@ -111,7 +111,7 @@ def _of_path(path: Path, column: str) -> Iterator[Text]:
             for file in files:
                 yield _of_file(file, str(file.relative_to(path)))
     elif suffix in (".jsonl", ".ndjson"):
-        with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
             for number, line in enumerate(lines):
                 if line.strip():
                     yield _of_line(line, column, f"{path.name}:{number + 1}")
@@ -125,7 +125,7 @@ def _of_file(file: Path, name: str) -> Text:
     try:
         if file.stat().st_size > _LARGEST:
             return Text(name, "", problem=f"larger than {_LARGEST:,} bytes")
-        return Text(name, file.read_text("utf-8"))
+        return Text(name, file.read_text("utf-8-sig"))  # a mark of the encoding is no part of the text
     except (OSError, UnicodeDecodeError) as error:
         return Text(name, "", problem=f"{type(error).__name__}: {error}"[:300])
 
@@ -222,3 +222,5 @@ def _pieces(text: Text, cut: int | None) -> Iterator[Text]:
             yield Text(f"{text.name}#{number}", text.text[start:stop], inside)
             number += 1
         start = stop
+    if not number:
+        yield Text(text.name, "", problem="no text, but spaces")
