@@ -546,6 +546,11 @@ def check_a_model_under_fsdp(rank: int, size: int) -> None:
         close(mine[name].entropy, whole[name].entropy[rank : rank + 1], name)
         close(mine[name].received(), whole[name].received()[rank : rank + 1], name)
     _refused("different inputs", lambda: mine.gather())
+    x = torch.randn(1, 9, 32) + rank  # no tokens: other examples, or heads of the same, nobody can tell
+    own = _watched(Layer().eval(), x)
+    _refused("nobody can tell", lambda: own.gather())
+    assert own.gather(over="heads")[0].shape == (1, 4 * size, 9, 9)
+    assert own.gather(over="layers")[0].shape == (1, 4, 9, 9)
     same = _watched(model, ids[:1])
     _refused("the same heads", lambda: same.gather())
 

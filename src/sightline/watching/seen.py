@@ -221,7 +221,8 @@ class Seen(Mattered, Pictured, Worded):
         """The sights of a model that lies on several ranks, put together; every rank must call it, and gets them.
 
         Of tensor parallel, layers have the heads of all ranks, in their order; of a pipeline, there are the layers of
-        all ranks. `over` says which, `"heads"` or `"layers"`; without it, layers of the same name are divided by heads.
+        all ranks. `over` says which, `"heads"` or `"layers"`; without it, layers of the same name are divided by heads,
+        if the tokens that the ranks saw are the same. Of inputs that are no tokens it must be said.
         What was computed travels; what needs q and k is computed on the ranks that kept them, and all ranks must ask.
         `group` is a process group, a DeviceMesh of one axis, or None for the default group.
         """

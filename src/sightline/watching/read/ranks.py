@@ -109,6 +109,14 @@ def _told(runs: list[_Run]) -> str:
     """Whether the ranks saw heads of the same layers, or layers of their own."""
     names = [set(run.layers) for run in runs if run.layers]
     if all(one == names[0] for one in names[1:]) and len(names) > 1:
+        if all(run.content["ids"] is None and run.content["memory_ids"] is None for run in runs):
+            raise InputError(
+                "nobody can tell whether the ranks saw heads of one run",
+                expected="tokens: the same under tensor parallel, others where ranks have their own examples",
+                got=f"layers of the same names on {len(names)} ranks, from inputs that are no tokens",
+                hint='over="heads" under tensor parallel, over="layers" for stages of a pipeline; '
+                "examples of each rank's own need no gathering",
+            )
         return "heads"
     if sum(map(len, names)) == len(set().union(*names)):
         return "layers"
