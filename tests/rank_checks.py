@@ -114,9 +114,10 @@ def check_sights_and_outputs_are_those_of_one_process(rank: int, size: int) -> N
                 key: x.to(exact) if key in ("bias", "sinks") and isinstance(x, torch.Tensor) else x
                 for key, x in options.items()
             }
-            out, whole = sl.observe(q, k, v, stats=STATS, **options)
-            mine = [parts(x, balance) for x in (q, k, v)]
-            got, sight = sl.parallel.observe(*mine, balance=balance, stats=STATS, **options)
+            grad = torch.randn(2, 4, 37, 6, dtype=exact)
+            out, whole = sl.observe(q, k, v, stats=STATS, grad=grad, **options)
+            mine, own = [parts(x, balance) for x in (q, k, v)], parts(grad, balance)
+            got, sight = sl.parallel.observe(*mine, balance=balance, stats=STATS, grad=own, **options)
             here = places(37, balance)
             assert sight.shape == (2, 4, len(here), 37), name
             assert sight.positions == here.tolist()
@@ -142,6 +143,8 @@ def check_sights_and_outputs_are_those_of_one_process(rank: int, size: int) -> N
             same(sight.tile(rows, slice(3, 31)), whole.tile(slice(0, 37), slice(3, 31))[..., here[rows], :], "tile")
             rectangle = {"rows": slice(5, 30), "columns": slice(2, 37), "size": (3, 4), "visible_only": True}
             same(sight.picture(**rectangle).nan_to_num(-1), whole.picture(**rectangle).nan_to_num(-1), "rectangle")
+            same(sight.influence, whole.influence[..., here], "influence of rows")
+            same(sight.received(of="norms"), whole.received(of="norms")[..., here], "norms")
             by = torch.rand(2, 4, 37)
             same(sight.received(by[..., here]), whole.received(by)[..., here], "weighted")
 
@@ -242,6 +245,11 @@ def check_uneven_and_unequal_parts(rank: int, size: int) -> None:
         torch.testing.assert_close(sl.parallel.attention(*mine, **options), wanted, rtol=1e-12, atol=1e-12)
     flat = sl.parallel.attention(*(x[0, 0] for x in mine))
     torch.testing.assert_close(flat, sl.attention(q[0, 0], k[0, 0], v[0, 0]).split(queries, 0)[rank])
+    grad = torch.randn(sum(queries), 6).double()
+    _, whole = sl.observe(q[0, 0], k[0, 0], v[0, 0], grad=grad)
+    _, own = sl.parallel.observe(*(x[0, 0] for x in mine), grad=grad.split(queries, 0)[rank])
+    torch.testing.assert_close(own.influence, whole.influence.split(queries)[rank])
+    torch.testing.assert_close(own.received(of="norms"), whole.received(of="norms").split(keys)[rank])
 
 
 def check_the_same_bits_run_after_run(rank: int, size: int) -> None:
@@ -333,10 +341,13 @@ def check_what_does_not_fit_is_refused_on_every_rank(rank: int, size: int) -> No
         lambda: sight.received(reduce="max"),
         lambda: sight.spans({"a": slice(0, 1)}),
         lambda: sight.share(sl.causal()),
-        lambda: sight.influence,
         lambda: sl.parallel.observe(q, q, q, stats=(sl.Picture(4, of="pull"),)),
     ):
         _refused("one rank's part", ask)
+    _refused("influence of cells is not known", lambda: sight.influence)
+    grad = torch.ones(1, 2, 4, 7 if one else 8)
+    _refused("grad does not fit" if one else "rank 1 refused", lambda: sl.parallel.observe(q, q, q, grad=grad))
+    _refused("dropout", lambda: sl.parallel.observe(q, q, q, grad=q, dropout=0.5))
     q.add_(1)
     _refused("changed after the call", lambda: sight.entropy)
 

@@ -13,6 +13,7 @@ from sightline.errors import InputError
 from sightline.lens import geometry
 from sightline.lens.job import Weighted
 from sightline.lens.levels import Levels
+from sightline.lens.readings import times_sizes
 from sightline.lens.requests import Picture, Received, Top, of_what
 from sightline.lens.sight import Sight
 from sightline.memory import require
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from sightline.backends.call import Call, MaskLike
     from sightline.lens.plan import Asked
+    from sightline.lens.readings import Extra
 
 
 class Others(Protocol):
@@ -45,7 +47,8 @@ class RankSight(Sight):
     `shape` is (*batch, heads, queries of this rank, keys of all). Row statistics and `top` are of the local queries,
     with keys counted through the whole; `received` is of the local keys over the queries of all ranks; `picture` is
     of the whole map, its rows counted through the whole, and the same on every rank; `tile` is of local queries and
-    any keys of the whole.
+    any keys of the whole. `influence` (with `grad`) is of the local queries, and `received(of="norms")` of the local
+    keys; there are no other readings.
 
     What was not asked for in `stats` is computed when it is, with the keys passed around: every rank must ask, for the
     same, in the same order.
@@ -58,9 +61,12 @@ class RankSight(Sight):
     ((8, 8), torch.Size([8]))
     """
 
-    def __init__(self, call: Call, row: Tensor, others: Others, flat: bool) -> None:
-        """`call`: the local queries and keys, with the sizes, the mask and the bias of local queries and all keys."""
-        super().__init__(call, row, flat)
+    def __init__(self, call: Call, row: Tensor, others: Others, flat: bool, extra: Extra | None = None) -> None:
+        """`call`: the local queries and keys, with the sizes, the mask and the bias of local queries and all keys.
+
+        `extra`: of the local queries g . o, and of the local keys the sizes of what they carry.
+        """
+        super().__init__(call, row, flat, extra)
         self._others = others
 
     @property
@@ -124,10 +130,17 @@ class RankSight(Sight):
             of=picture.of,
         )
 
-    @property
-    def influence(self) -> NoReturn:
-        """Not to be had of a sequence on several ranks."""
-        _refuse("influence")
+    def received(
+        self,
+        weights: Float[Tensor, "*batch heads queries"] | None = None,
+        of: str = "weights",
+        reduce: str = "sum",
+    ) -> Float[Tensor, "*batch heads keys"]:
+        """What the local keys received of the queries of all ranks, of weights or of norms: every rank must ask."""
+        if of != "norms" or reduce != "sum":
+            return super().received(weights, of, reduce)
+        found, extra = super().received(weights), self.extra
+        return self._shaped(times_sizes(found[None] if self._flat else found, extra))
 
     def spans(
         self,

@@ -12,6 +12,7 @@ from sightline.backends.choose import BACKENDS
 from sightline.backends.nonfinite import finite
 from sightline.biases import Bias, as_bias
 from sightline.errors import InputError
+from sightline.lens.readings import VALUES, Extra, check_grad, dot, sizes_of_values
 from sightline.lens.requests import parse
 from sightline.lens.spread import RankSight, check_spread
 from sightline.lens.unchanged import that_counts
@@ -82,6 +83,7 @@ def observe(
     v: Float[Tensor, "*batch kv_heads keys value_dim"],
     *,
     stats: Any = (),
+    grad: Float[Tensor, "*batch heads queries value_dim"] | None = None,
     group: Any = None,
     balance: str = "contiguous",
     mask: MaskLike = None,
@@ -97,6 +99,8 @@ def observe(
 
     Statistics of the local queries are over the keys of all ranks, `received` is of the local keys over all queries,
     and a picture is of the whole map: see `sl.parallel.RankSight`. `stats` are computed in one pass around the ring.
+    With `grad`, the gradient of some number y by this rank's part of the output, there is `sight.influence` of the
+    local queries.
 
     >>> import torch
     >>> import sightline as sl
@@ -108,7 +112,7 @@ def observe(
     with Ranks(group).refusing(_STEP):
         requests = parse(stats)
         check_spread(requests)
-    given = _Given(mask, bias, sinks, group, balance, backend, f"observe {requests}")
+    given = _Given(mask, bias, sinks, group, balance, backend, f"observe {requests}", grad)
     call, layout = _prepare(q, k, v, given, scale=scale, softcap=softcap, normalizer=normalizer, dropout=dropout)
     out, rows = _run(call, layout)
     sinks = None if call.sinks is None else call.sinks.detach()
@@ -118,7 +122,13 @@ def observe(
     wide = still.replace(
         sizes=still.sizes._replace(keys=layout.whole.keys), mask=layout.whole.mask, bias=layout.whole.bias
     )
-    sight = RankSight(wide, rows.number, Around(still, layout, rows), flat=q.dim() == 2)
+    grad = check_grad(grad, call, call.v, q.dim() == 2)
+    extra = Extra(
+        along=None if grad is None else dot(grad, out.detach()),
+        sizes=sizes_of_values(call, call.v.detach()),
+        norms_of=VALUES,
+    )
+    sight = RankSight(wide, rows.number, Around(still, layout, rows), q.dim() == 2, extra)
     sight.prepare(*requests)
     return out[0] if q.dim() == 2 else out, sight
 
@@ -137,6 +147,7 @@ class _Given(NamedTuple):
     balance: str
     backend: str
     asked: str
+    grad: Tensor | None = None
 
 
 def _prepare(q: Tensor, k: Tensor, v: Tensor, given: _Given, **options: Any) -> tuple[Call, Layout]:
@@ -155,6 +166,7 @@ def _prepare(q: Tensor, k: Tensor, v: Tensor, given: _Given, **options: Any) -> 
         bias = None if given.bias is None else as_bias(given.bias)
         if given.sinks is not None:
             check_sinks(given.sinks, call.sizes, call.normalizer, call.device)
+        check_grad(given.grad, call, call.v, q.dim() == 2)
         scale = call.scale if options["scale"] is None else float(options["scale"])  # its sign may be in q by now
         said = _said(ranks, call, given, balance, mask, bias, scale)
     heard = ranks.agree(_STEP, said)
