@@ -119,7 +119,8 @@ def serving(*arguments: str) -> Iterator[Server]:
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
+    names = ("chromium", "google-chrome", "chromium-headless-shell")
+    found = next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         try:

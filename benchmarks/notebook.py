@@ -104,7 +104,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
 
 def browser_path() -> str:
     """Where the browser of the system is."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
+    for name in ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell"):
         if found := shutil.which(name):
             return found
     raise SystemExit("this needs Chromium: apt-get install chromium")

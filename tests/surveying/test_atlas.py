@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 import urllib.error
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from sightline.errors import InputError, SightFileError
 from sightline.surveying import parts
@@ -20,6 +18,7 @@ from sightline.surveying.atlas import atlas, write_atlas
 from sightline.surveying.heads import MEASURES, error_row
 from sightline.surveying.serve import serve_atlas
 from sightline.surveying.texts import Text
+from web.browser import open_browser
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028&lt;b&gt;"
 
@@ -74,9 +73,7 @@ def test_a_survey_without_a_text_that_ran_is_refused(tmp_path: Path) -> None:
 
 def test_the_page_ranks_finds_and_escapes_and_is_quick(survey: Path) -> None:
     page_file = write_atlas(survey)
-    browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -108,7 +105,6 @@ def test_the_page_ranks_finds_and_escapes_and_is_quick(survey: Path) -> None:
         again = "() => { const start = performance.now(); rank(); return performance.now() - start; }"
         assert min(page.evaluate(again) for _ in range(5)) < 200
         assert not wrong
-        browser.close()
 
 
 def test_the_atlas_is_served_and_nothing_else_is(survey: Path) -> None:
