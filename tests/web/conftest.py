@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from _pytest.runner import runtestprotocol
 
 from explore_cases import make_run, sights, words
 from sightline.explore.model_runs import Models
@@ -93,22 +91,3 @@ def run(service: Service) -> Run:
     made = make_run(sights(300), words(300))
     service.library.add(made)
     return made
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """A test in the browser that fails is tried once more, and the summary says so: a busy machine may draw late."""
-    if "browser" not in getattr(item, "fixturenames", ()):
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    if any(report.failed for report in reports):
-        said = next(str(report.longrepr) for report in reports if report.failed)
-        item._initrequest()  # type: ignore[attr-defined]
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
-        reports[-1].sections.append(("failed at first", said[-2000:]))
-        print(f"tried twice: {item.nodeid}", file=sys.__stderr__)
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True

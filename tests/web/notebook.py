@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, FrameLocator, Page
 
 from sightline.explore.page import STATIC
 from sightline.web.widget import Carried
-from web.browser import AXE
+from web.browser import AXE, BUSY, RESTS
 
 # A notebook's side of a widget, in a few lines: messages go to Python and come back.
 HOST = """
@@ -39,6 +39,7 @@ class Notebook:
         self.carried = carried
         self.context = browser.new_context(**{"viewport": {"width": 1300, "height": 760}, **options})
         self.context.set_default_timeout(60_000)
+        self.context.add_init_script(BUSY)
         self.page: Page = self.context.new_page()
         self.errors: list[str] = []
         self.requests: list[str] = []
@@ -62,6 +63,11 @@ class Notebook:
         """Wait for something in the widget, with this text."""
         found = self.frame.locator(selector)
         (found.filter(has_text=text) if text else found).first.wait_for()
+
+    def rest(self) -> None:
+        """Wait until what has arrived in the widget is drawn."""
+        while not self.page.frames[-1].evaluate(RESTS):
+            self.page.wait_for_timeout(20)
 
     def accessible(self, what: str) -> None:
         """No serious finding of axe in the widget."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from sightline.models import load as load_model
 from sightline.web.jobs import performer
 from sightline.web.service import Service
 from web.browser import SENTENCE, Live, Visit, flat_run
+
+# Gives the server a run, and says its id.
+Add = Callable[[Run], str]
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 KIDS = "they (10) looks at kids (2): 0.814"
@@ -45,7 +48,22 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @pytest.fixture
-def visit(browser: Browser, live: Live) -> Iterator[Visit]:
+def add(live: Live) -> Iterator[Add]:
+    """For the runs of one test: they are taken away after its page, which may ask for them until it is closed."""
+    added: list[str] = []
+
+    def one(run: Run) -> str:
+        live.service.library.add(run)
+        added.append(run.id)
+        return run.id
+
+    yield one
+    for run in added:
+        live.service.close_run(run)
+
+
+@pytest.fixture
+def visit(browser: Browser, live: Live, add: Add) -> Iterator[Visit]:
     opened = Visit(browser, live.base)
     yield opened
     opened.close()
@@ -117,10 +135,10 @@ def test_the_link_is_pinned_however_late_its_head_is_known(visit: Visit, live: L
     assert "L=3&H=1&q=10&k=2" in visit.page.url
 
 
-def test_the_map_fills_its_pane_at_every_length(visit: Visit, live: Live) -> None:
+def test_the_map_fills_its_pane_at_every_length(visit: Visit, add: Add) -> None:
     for tokens in (150, 200, 300, 700):
         run = flat_run(tokens)
-        live.service.library.add(run)
+        add(run)
         visit.page.goto("about:blank")
         visit.open(f"#run={run.id}&L=0&H=0&diag=0&aside=0")
         shown = pixels(visit, ".centre-map .surface canvas.tiles")
@@ -129,12 +147,11 @@ def test_the_map_fills_its_pane_at_every_length(visit: Visit, live: Live) -> Non
         shorter = min(shown.shape[:2])
         assert min(height, width) >= 0.8 * shorter, f"{tokens} tokens: {height} x {width} of {shown.shape[:2]}"
         assert drawn[:height, :width].mean() > 0.99, "and has one colour all over"
-        live.service.close_run(run.id)
 
 
-def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, live: Live) -> None:
+def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, add: Add) -> None:
     run = sink_run()
-    live.service.library.add(run)
+    add(run)
     page = visit.open(f"#run={run.id}&view=links&L=0&H=0&q=12&k=5")
     page.wait_for_selector(".links-lines path", state="attached")
     share = round(100 * run.account["only"].tile(slice(None), slice(0, 1))[0, 0].mean().item())
@@ -161,10 +178,9 @@ def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, live: Live) ->
     assert switch.inner_text() == f"first token {share} %: shown"
     assert page.locator(".top-keys tbody tr").first.get_attribute("data-t") == "0"
     assert (np.array(page.evaluate(THUMB, "head-0-0")).reshape(20, 20, 4)[:, 0, 3] > 0).all()
-    live.service.close_run(run.id)
 
 
-def test_texts_read_as_they_were_typed(visit: Visit, live: Live) -> None:
+def test_texts_read_as_they_were_typed(visit: Visit, add: Add) -> None:
     for name in ("minilm", "smollm2"):
         encoding = load_model(name)[1].encode(TYPED)
         run = make_run(
@@ -173,7 +189,7 @@ def test_texts_read_as_they_were_typed(visit: Visit, live: Live) -> None:
             text=TYPED,
             spans=[list(span) for span in encoding.offsets],
         )
-        live.service.library.add(run)
+        add(run)
         visit.page.goto("about:blank")
         page = visit.open(f"#run={run.id}&L=0&H=0&aside=0")
         read = page.evaluate(
@@ -202,7 +218,6 @@ def test_texts_read_as_they_were_typed(visit: Visit, live: Live) -> None:
             }"""
         )
         assert starts[1] < starts[0]
-        live.service.close_run(run.id)
 
 
 def test_an_example_its_control_and_undo(browser: Browser) -> None:
@@ -336,16 +351,15 @@ def test_a_phone_and_a_laptop(browser: Browser, live: Live, tmp_path: Path) -> N
         visit.close()
 
 
-def test_words(visit: Visit, live: Live) -> None:
+def test_words(visit: Visit, add: Add) -> None:
     """Capital letters as they are typed, if that is asked for."""
     tokens: list[Any] = words(28)
     tokens[14] = "The"
     run = make_run(sights(28, layers=1), tokens)
-    live.service.library.add(run)
+    add(run)
     page = visit.open(f"#run={run.id}&L=0&H=0")
     page.keyboard.press("/")
     page.keyboard.type("The")
     page.wait_for_selector(".found >> text=6 found")
     page.click("button[aria-label='capital letters as typed']")
     page.wait_for_selector(".found >> text=1 found")
-    live.service.close_run(run.id)

@@ -151,7 +151,7 @@ def test_a_row_is_drawn_on_the_picture_of_a_saved_run(browser: Browser, looked: 
         page = visit.open(f"#v=2&run={id}&L=0&H={head}&q={BALL}&scale=linear&lo=0&hi=1")
         page.reload()
         page.wait_for_selector(".image-about >> text=strongest")
-        page.wait_for_timeout(300)
+        visit.rest()
         agree(patches(page.locator(".image-frame")), looked[0].tile(slice(BALL, BALL + 1), slice(None))[0, head, 0])
     visit.close()
     live.close()
@@ -269,7 +269,7 @@ def test_a_notebook_shows_the_picture_and_says_what_it_cannot(browser: Browser, 
     book.page.mouse.move(3, 3)
     row = looked[0].tile(slice(BALL, BALL + 1), slice(None))[0, 0, 0]
     book.until(".image-about", f"strongest {shown(float(row[1:].max()))}")
-    book.page.wait_for_timeout(200)
+    book.rest()
     agree(patches(frame.locator(".image-frame")), row)
     frame.locator(".why-bar button", has_text="mattered").click()
     book.until(".notice", "explorer(seen, model=model)")
@@ -325,6 +325,7 @@ def test_a_report_holds_what_was_kept(
     page.wait_for_selector(f".reading-about >> text== {mattered.meta['value']:.2f}")
     assert page.locator(".reading-aims").inner_text() == "for “Mary” instead of “John”"
     cell = mattered[1].tile(slice(11, 12), slice(4, 5), of="influence")[0, 2].item()
+    page.wait_for_selector(".sentence .link >> text=←")  # until then it says what looks at what, and how much
     assert float(_number(page.locator(".sentence .weight"))) == pytest.approx(cell, abs=6e-4, rel=6e-3)
     visit.accessible("a report with readings")
     if width > 900:
@@ -359,7 +360,7 @@ def test_a_report_holds_the_picture(browser: Browser, looked: Seen, tmp_path: Pa
     page.goto(f"{path.as_uri()}#v=2&run={run.id}&L=0&H=0&q={BALL}&scale=linear&lo=0&hi=1")
     page.wait_for_selector(".report-note >> text=the picture")
     page.wait_for_selector(".image-about >> text=strongest")
-    page.wait_for_timeout(300)
+    visit.rest()
     agree(patches(page.locator(".image-frame")), looked[0].tile(slice(BALL, BALL + 1), slice(None))[0, 0, 0])
     assert page.locator(".readings button", has_text="carried").is_visible()  # sizes were kept, gradients were not
     assert page.locator(".readings button", has_text="mattered").is_hidden()

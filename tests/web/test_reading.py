@@ -163,7 +163,7 @@ def test_text_opens_at_what_an_address_pins(browser: Browser, live: Live, add: A
     visit = Visit(browser, live.base, **(PHONE if screen == "phone" else {}))
     try:
         page = visit.open(f"#v=1&run={run}&L=0&H=0&q={tokens - 40}&k={tokens - 60}", True)
-        page.wait_for_timeout(300)
+        visit.rest()
         assert inside(visit, ".t.query", ".text-scroll")
         assert inside(visit, ".t.key", ".text-scroll")
         # Who scrolls away is left alone, until something else is pinned.
@@ -171,7 +171,7 @@ def test_text_opens_at_what_an_address_pins(browser: Browser, live: Live, add: A
         page.mouse.wheel(0, -100_000)
         visit.until("document.querySelector('.text-scroll').scrollTop === 0")
         page.keyboard.press("]")
-        page.wait_for_timeout(400)
+        visit.rest()
         assert page.evaluate("document.querySelector('.text-scroll').scrollTop") == 0
         page.locator(".top-keys tbody tr").nth(2).click()
         visit.until("document.querySelector('.t.key') !== null")
@@ -193,7 +193,7 @@ def test_text_opens_at_the_first_link(browser: Browser) -> None:
         visit.open("", True)
         visit.until("/[?&]q=[0-9]+&k=1300/.test(location.hash)")
         visit.until("document.querySelector('.t.query') !== null")
-        visit.page.wait_for_timeout(200)
+        visit.rest()
         assert inside(visit, ".t.query", ".text-scroll")
     finally:
         visit.close()
@@ -211,7 +211,7 @@ def test_links_are_scrolled_to_what_is_pinned(browser: Browser, live: Live, add:
         if screen == "phone":
             page.tap(".panels button[data-panel=more]")
         page.wait_for_selector(".links-lines path", state="attached")
-        page.wait_for_timeout(300)
+        visit.rest()
         assert inside(visit, pinned, ".links-scroll")
         assert inside(visit, ".links-column.right li.pinned", ".links-scroll")
         # Another head: the same place, wherever it was scrolled to.
@@ -219,19 +219,19 @@ def test_links_are_scrolled_to_what_is_pinned(browser: Browser, live: Live, add:
         page.mouse.wheel(0, -100_000)
         visit.until("document.querySelector('.links-scroll').scrollTop === 0")
         page.keyboard.press("]")
-        page.wait_for_timeout(400)
+        visit.rest()
         assert page.evaluate("document.querySelector('.links-scroll').scrollTop") == 0
         page.keyboard.press("1")
         page.keyboard.press("4")
-        page.wait_for_timeout(400)
+        visit.rest()
         assert inside(visit, pinned, ".links-scroll"), "who comes back sees it"
         if screen == "desktop":
             page.click(".t[data-t='5']")
             visit.until("location.hash.includes('q=5&')")
-            page.wait_for_timeout(300)
+            visit.rest()
             assert inside(visit, pinned, ".links-scroll")
             page.locator(".top-keys tbody tr").first.click()
-            page.wait_for_timeout(200)
+            visit.rest()
             assert inside(visit, ".links-column.right li.pinned", ".links-scroll")
             # Too far apart for both to be in view: the edge names the other one, and leads there.
             page.evaluate("location.hash = location.hash.replace(/q=[0-9]+&k=[0-9]+/, 'q=170&k=112')")
@@ -444,11 +444,12 @@ def test_text_and_links_have_a_button_to_try_again(
 def test_a_run_that_could_not_be_opened_is_tried_again(visit: Visit, add: Add) -> None:
     other = add(make_run(sights(9), [f"Ġx{i}" for i in range(9)], text="another one"))
     run = add(make_run(sights(len(PIECES)), PIECES))
+    visit.page.clock.install()
     page = visit.open(f"#v=1&run={run}&L=0&H=0&q=5")
     with gone(visit):
         page.select_option("select[aria-label=run]", other)
         page.wait_for_selector(".notice >> text=The server does not answer")
-        page.wait_for_timeout(6300)
+        page.clock.fast_forward(6300)  # others are gone by then
         assert page.locator(".notice").is_visible(), "what is to be done stays"
         visit.accessible("a notice with a button", ".notice")
     page.click(".notice button")

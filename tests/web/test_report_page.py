@@ -70,7 +70,7 @@ def test_what_a_report_lacks_is_no_error_and_not_a_matter_of_keep_qk(visit: Visi
     for key, what in (("r", "rollout"), ("s", "steps"), ("5", "steps"), ("R", "rollout")):
         page.keyboard.press(key)
         page.wait_for_selector(f".notice >> text=a report has no {what}")
-        page.wait_for_timeout(100)
+        visit.rest()
         assert page.locator(".problem:visible").count() == 0
         assert "view=map" in page.url
         assert "shade" not in page.url
@@ -104,6 +104,6 @@ def test_a_long_report_says_no_number_it_does_not_hold(visit: Visit, show: Show)
     weak = int(exact(run, 0, 0)[700].argsort(descending=True)[30])
     page = show(run, f"L=0&H=0&q=700&k={weak}&view=links")
     page.wait_for_selector(".links-about >> text=This report does not hold the links")
-    page.wait_for_timeout(300)
+    visit.rest()
     assert page.locator(".sentence .weight").inner_text() == ""
     assert "keep_qk" not in page.locator("body").inner_text()

@@ -102,11 +102,7 @@ def test_one_link_in_every_head_leads_there_and_so_does_a_path(browser: Browser,
     page.keyboard.press("Escape")
     visit.until("document.querySelector('dialog[open]') === null")
     told = "document.querySelector('.notice')?.textContent.includes('link ') ?? false"
-    for _ in range(4):  # a key may be pressed while the dialog still closes
-        page.keyboard.press("n")
-        page.wait_for_timeout(500)
-        if page.evaluate(told):
-            break
+    page.keyboard.press("n")
     visit.until(told, 20)
     visit.until("!location.hash.includes('q=10&k=7&')")
     page.reload()
@@ -186,7 +182,7 @@ def test_a_patch_shows_on_the_picture_what_it_looks_at(browser: Browser, live: L
     page.mouse.click(box["x"] + 1.5 * side, box["y"] + 1.5 * side)  # patch 5
     visit.until("location.hash.includes('q=6')")
     page.mouse.move(5, 5)
-    page.wait_for_timeout(300)
+    visit.rest()
     drawn = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("L")).astype(int)
     n = drawn.shape[0] // 4
     means = np.array(

@@ -63,8 +63,7 @@ def quiet(visit: Visit, selector: str) -> Counter[str]:
     assert box is not None
     for i in range(4):
         page.mouse.move(box["x"] + 300 + 40 * i, box["y"] + 300)
-        page.wait_for_timeout(60)
-    page.wait_for_timeout(500)
+        visit.rest()
     assert not [url for url in visit.requests if "/tiles/" in url], "what is on the screen is not asked for again"
     assert page.evaluate("window.painted_") == painted, "what is on the screen is not painted again"
     return asked
@@ -84,7 +83,7 @@ def test_a_large_screen_rests(browser: Browser, live: Live, wide: str) -> None:
     page.mouse.move(1900, 1000)
     for _ in range(2):
         page.mouse.wheel(0, -100)
-        page.wait_for_timeout(60)
+        visit.rest()
     asked = quiet(visit, ".compare .surface")
     assert len([url for url in asked if "/0/1/0/0/" in url]) > 90, "single cells all over the screen"
     assert max(asked.values()) == 1
@@ -110,8 +109,7 @@ def test_a_bin_without_a_visible_cell_stays_masked(browser: Browser, live: Live,
     with page.expect_response(lambda answer: "rows=" in answer.url) as caught:
         page.mouse.move(x + 40, y - 40)
     assert caught.value.json()["visible"] == 0
-    page.wait_for_timeout(100)
-    assert page.locator(".centre-map .tooltip .weight").inner_text() == "masked"
+    page.wait_for_selector(".centre-map .tooltip .weight:text-is('masked')")
     with page.expect_response(lambda answer: "rows=" in answer.url):
         page.mouse.move(x - 40, y + 40)
     page.wait_for_selector(".centre-map .tooltip .weight >> text=mean")
