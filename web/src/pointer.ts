@@ -26,7 +26,8 @@ export class Pointer {
   ) {
     const { node } = camera;
     node.addEventListener("mousemove", (event) => this.move(event));
-    node.addEventListener("mouseleave", () => this.leave());
+    // A browser moves its mouse to a tap, and may move it back: what a finger points at stays. A finger leaves at once.
+    node.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && this.leave());
     node.addEventListener("wheel", (event) => this.turn(event), { passive: false });
     node.addEventListener("pointerdown", (event) => this.startBox(event), true);
     node.addEventListener("mousedown", (event) => event.shiftKey && event.stopImmediatePropagation(), true);
