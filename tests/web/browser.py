@@ -95,13 +95,15 @@ def build_page() -> None:
 
 
 class Live:
-    """A server in a thread, on a port of its own."""
+    """A server in a thread, on a port of its own, or on that of one that is gone."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, port: int = 0) -> None:
         self.service = service
         listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        self.base = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        self.port = listener.getsockname()[1]
+        self.base = f"http://127.0.0.1:{self.port}/"
         config = uvicorn.Config(application(service), log_level="error", timeout_graceful_shutdown=1)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]}, daemon=True)

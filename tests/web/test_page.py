@@ -22,7 +22,6 @@ from PIL import Image
 from playwright.sync_api import Browser, Page
 
 import sightline as sl
-from cli.test_serve import address, start
 from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.run import Run
 from sightline.models import load as load_model
@@ -764,24 +763,22 @@ def test_without_tokens_there_are_positions(browser: Browser, tmp_path: Path) ->
 
 
 def test_a_dead_server_is_said_and_retry_works(browser: Browser, runs: Path) -> None:
-    process = start(str(runs), "--port", "0", "--model", "minilm")
-    base = address(process)
-    port = base.rsplit(":", 1)[1].strip("/")
-    visit = Visit(browser, base)
+    """Nobody listens at its port; then another one does, that knows nothing of this page."""
+    server = Live(make_service([runs], ["minilm"]))
+    visit = Visit(browser, server.base)
     try:
         page = visit.open()
-        process.kill()
-        process.communicate()
+        server.close()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server.base)
         page.keyboard.press("]")
         page.wait_for_selector(".failure >> text=The server does not answer")
-        process = start(str(runs), "--port", port, "--model", "minilm")
-        address(process)
+        server = Live(make_service([runs], ["minilm"]), server.port)
         page.click(".failure button")
         page.wait_for_selector(".failure", state="hidden")
         visit.settle()
     finally:
-        process.kill()
-        process.communicate()
+        server.close()
         visit.errors[:] = [error for error in visit.errors if "ERR_CONNECTION_REFUSED" not in error]
         visit.close()
 
