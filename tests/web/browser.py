@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import socket
 import subprocess
@@ -19,8 +20,10 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 import sightline as sl
 from explore_cases import Sights, make_run, words
+from sightline.explore.model_runs import Models
 from sightline.explore.page import STATIC
 from sightline.explore.run import Run
+from sightline.models import load as load_model
 from sightline.web.app import application
 from sightline.web.service import Service
 
@@ -92,6 +95,20 @@ def build_page() -> None:
     for command in ([] if AXE.exists() else [["npm", "ci"]]) + [["npm", "run", "build"]]:
         done = subprocess.run(command, cwd=ROOT / "web", capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+@functools.cache
+def trained(name: str) -> tuple[Any, Any]:
+    """A trained model and its tokenizer, loaded once for all tests of a worker: each leaves it as it was."""
+    model, tokenizer = load_model(name)
+    return model.eval(), tokenizer
+
+
+class Trained(Models):
+    """The same for a server."""
+
+    def get(self, name: str) -> tuple[Any, Any]:
+        return trained(self._paths[name])
 
 
 class Live:

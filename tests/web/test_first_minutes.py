@@ -15,12 +15,11 @@ from playwright.sync_api import Browser, Route
 
 import sightline as sl
 from explore_cases import Sights, make_run, sights, words
-from sightline.explore.model_runs import Models, RunRequest, watched
+from sightline.explore.model_runs import RunRequest, watched
 from sightline.explore.run import Run
-from sightline.models import load as load_model
 from sightline.web.jobs import performer
 from sightline.web.service import Service
-from web.browser import SENTENCE, Live, Visit, flat_run
+from web.browser import SENTENCE, Live, Trained, Visit, flat_run, trained
 
 # Gives the server a run, and says its id.
 Add = Callable[[Run], str]
@@ -37,10 +36,10 @@ TYPED = (
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    models = Models(["minilm"])
+    models = Trained(["minilm"])
     service = Service(performer(models, lambda run: service.library.add(run)), models)
     folder = tmp_path_factory.mktemp("first")
-    watched(*load_model("minilm"), RunRequest(SENTENCE, "minilm"), folder / "kids", lambda **_: None)
+    watched(*trained("minilm"), RunRequest(SENTENCE, "minilm"), folder / "kids", lambda **_: None)
     service.library.shelve_folder(folder)
     server = Live(service)
     server.kids = service.library.listed()[0]["id"]  # type: ignore[attr-defined]
@@ -183,7 +182,7 @@ def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, add: Add) -> N
 
 def test_texts_read_as_they_were_typed(visit: Visit, add: Add) -> None:
     for name in ("minilm", "smollm2"):
-        encoding = load_model(name)[1].encode(TYPED)
+        encoding = trained(name)[1].encode(TYPED)
         run = make_run(
             sights(len(encoding.tokens), layers=1, heads=1),
             encoding.tokens,
@@ -222,7 +221,7 @@ def test_texts_read_as_they_were_typed(visit: Visit, add: Add) -> None:
 
 
 def test_an_example_its_control_and_undo(browser: Browser) -> None:
-    models = Models(["minilm"])
+    models = Trained(["minilm"])
     service = Service(performer(models, lambda run: service.library.add(run)), models)
     server = Live(service)
     visit = Visit(browser, server.base)

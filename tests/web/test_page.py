@@ -24,12 +24,11 @@ from playwright.sync_api import Browser, Page
 import sightline as sl
 from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.run import Run
-from sightline.models import load as load_model
 from sightline.steps import explain
 from sightline.web.jobs import performer
 from sightline.web.serve import make_service
 from sightline.web.service import Service
-from web.browser import SENTENCE, Live, Visit, flat_run, long_run, relu_run
+from web.browser import SENTENCE, Live, Trained, Visit, flat_run, long_run, relu_run, trained
 
 # Gives the server a run, and says its id.
 Add = Callable[[Run], str]
@@ -40,15 +39,15 @@ OTHER = "The lions were scared of the kids, so they left right away."
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    model, tokenizer = load_model("minilm")
+    model, tokenizer = trained("minilm")
     for name, text in (("a-kids", SENTENCE), ("b-lions", OTHER)):
-        watched(model.eval(), tokenizer, RunRequest(text, "minilm"), folder / name, lambda **_: None)
+        watched(model, tokenizer, RunRequest(text, "minilm"), folder / name, lambda **_: None)
     return folder
 
 
 @pytest.fixture(scope="module")
 def live(runs: Path) -> Iterator[Live]:
-    models = Models(["minilm"])
+    models = Trained(["minilm"])
     service = Service(performer(models, lambda run: service.library.add(run)), models)
     service.library.shelve_folder(runs)
     server = Live(service)
@@ -130,7 +129,7 @@ def test_they_look_at_kids(visit: Visit, live: Live) -> None:
     exact = weight(live, 3, 1, 10, 2)
     assert line["weight"] == pytest.approx(exact, abs=1e-6)
     assert exact == pytest.approx(0.814, abs=1e-3)
-    told = explain(load_model("minilm")[0].eval(), SENTENCE, layer=3, head=1).table(10).to_dict()
+    told = explain(trained("minilm")[0], SENTENCE, layer=3, head=1).table(10).to_dict()
     assert [one["weight"] for one in steps["lines"]] == pytest.approx(
         [one["weight"] for one in told["lines"]], abs=1e-6
     )
@@ -321,8 +320,8 @@ def test_an_impossible_address_is_put_right_and_said(visit: Visit, live: Live) -
 
 def test_some_layers_keep_the_numbers_of_the_model(browser: Browser, tmp_path: Path) -> None:
     """In the page, its addresses, the names of exports and a report; addresses that counted otherwise still open."""
-    model, tokenizer = load_model("minilm")
-    watched(model.eval(), tokenizer, RunRequest(SENTENCE, "minilm", "3,5"), tmp_path / "some", lambda **_: None)
+    model, tokenizer = trained("minilm")
+    watched(model, tokenizer, RunRequest(SENTENCE, "minilm", "3,5"), tmp_path / "some", lambda **_: None)
     service = Service(performer(Models(["minilm"]), lambda run: None))
     service.library.shelve_folder(tmp_path / "some")
     (run,) = service.library.listed()
@@ -454,7 +453,7 @@ def test_masked_zero_and_below_the_floor_differ(visit: Visit, add: Add) -> None:
 @contextmanager
 def asking(browser: Browser, model: str, runs: int = 8, **options: Any) -> Iterator[tuple[Visit, Service]]:
     """A page that has no run yet, and a server with a model."""
-    models = Models([model])
+    models = Trained([model])
     service = Service(performer(models, lambda run: service.library.add(run)), models, runs=runs)
     server = Live(service)
     visit = Visit(browser, server.base, **options)
@@ -1106,8 +1105,7 @@ def test_orange_is_positive_in_the_explorer_and_on_pages_of_steps(visit: Visit, 
         }"""
     )
     assert all((warm > 0) == (x > 0) for x, warm in seen if abs(x) > 0.2)
-    model = load_model("minilm")[0].eval()
-    explain(model, SENTENCE, layer=3, head=1).save_html(tmp_path / "steps.html", queries=[10])
+    explain(trained("minilm")[0], SENTENCE, layer=3, head=1).save_html(tmp_path / "steps.html", queries=[10])
     page.goto(f"file://{tmp_path}/steps.html")
     colour = "getComputedStyle(document.querySelector('.bar')).backgroundColor"
     red, _, blue = (int(n) for n in re.findall(r"\d+", page.evaluate(colour))[:3])

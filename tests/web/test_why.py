@@ -19,11 +19,11 @@ from explore_cases import make_run, sights, words
 from sightline.errors import TooLargeError
 from sightline.explore import readings
 from sightline.explore.aims import Aim
-from sightline.explore.model_runs import Models, RunRequest
+from sightline.explore.model_runs import RunRequest
 from sightline.explore.run import Run
-from sightline.models import load as load_model
 from sightline.web.jobs import Cancelled, performer
 from sightline.web.service import Service
+from web.browser import Trained, trained
 from web.conftest import Client
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
@@ -32,7 +32,7 @@ AIM = {"token": " Mary", "than": " John"}
 
 @pytest.fixture(scope="module")
 def asked() -> Iterator[Client]:
-    models = Models(["smollm2"])
+    models = Trained(["smollm2"])
     service = Service(performer(models, lambda run: service.library.add(run)), models, threads=1)
     yield Client(service)
     service.close()
@@ -58,7 +58,7 @@ def done(client: Client, ordered: Any) -> str:
 
 @pytest.fixture(scope="module")
 def seen() -> Any:
-    model, tokenizer = load_model("smollm2")
+    model, tokenizer = trained("smollm2")
     ids = torch.tensor([tokenizer.encode(TEXT).ids])
     mary, john = (tokenizer.encode(name).ids[0] for name in (" Mary", " John"))
     with sl.watch(model, influence=True, keep_qk=True) as found:

@@ -13,11 +13,10 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 import sightline as sl
-from sightline.explore.model_runs import Models, RunRequest, watched
-from sightline.models import load as load_model
+from sightline.explore.model_runs import RunRequest, watched
 from sightline.web.jobs import performer
 from sightline.web.service import Service
-from web.browser import SENTENCE, Live, Visit
+from web.browser import SENTENCE, Live, Trained, Visit, trained
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
 
@@ -26,10 +25,9 @@ TEXT = "When Mary and John went to the store, John gave a drink to"
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("runs")
     for name, text, model in (("a-kids", SENTENCE, "minilm"), ("b-mary", TEXT, "smollm2")):
-        found, tokenizer = load_model(model)
-        watched(found.eval(), tokenizer, RunRequest(text, model), folder / name, lambda **_: None)
+        watched(*trained(model), RunRequest(text, model), folder / name, lambda **_: None)
     picture(folder / "c-picture")
-    models = Models(["smollm2"])
+    models = Trained(["smollm2"])
     service = Service(performer(models, lambda run: service.library.add(run)), models)
     assert service.library.shelve_folder(folder) == []
     server = Live(service)
