@@ -158,3 +158,25 @@ def test_what_a_step_raises_reaches_its_request_and_not_the_server(
     assert answer.status_code == 500
     assert set(answer.json()) == {"error", "expected", "got", "try"}
     assert client.get(f"/api/runs/{run.id}/rows/0/1?q=3").status_code == 200
+
+
+def test_a_growing_run_that_is_closed_is_taken_back_and_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Its folder goes with it, and whatever is written there next raises."""
+    handed, closed = threading.Event(), threading.Event()
+
+    def writing(job: Job, report: Report) -> Run:
+        handed.set()
+        assert closed.wait(20)
+        raise FileNotFoundError("the folder is gone")
+
+    jobs = JobQueue(writing, finished=lambda run: None, dropped=lambda id: None)
+    try:
+        job = jobs.put(RunRequest("a text", "words"))
+        assert handed.wait(20)
+        jobs.cancel(job.id)
+        closed.set()
+        assert over(job).state == "cancelled"
+        assert job.problem is None
+        assert not caplog.records
+    finally:
+        jobs.close()

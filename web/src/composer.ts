@@ -37,11 +37,7 @@ export interface Order {
 export class Composer {
   readonly node: HTMLElement;
   private heading = el("h2", {}, "Look at a text");
-  private lead = el(
-    "p",
-    { class: "lead" },
-    "A model reads it, and you see which token looked at which: in every head of every layer, down to each number.",
-  );
+  private lead = el("p", { class: "lead" });
   private text = el("textarea", {
     attrs: {
       rows: 4,
@@ -59,6 +55,7 @@ export class Composer {
   private generateLabel = el("label", { class: "generate" }, "then generate ", this.generate, " tokens");
   private hint = el("p", { class: "look-for", attrs: { role: "status", hidden: true } });
   private gallery = el("ul", { class: "gallery", attrs: { "aria-label": "examples" } });
+  private row = el("div", { class: "composer-row" });
   private picked = new Picked();
   private galleryHeading = el("h3", { class: "gallery-heading" }, "Or an example, and what to look for in it");
   private chosen: Example | null = null;
@@ -68,6 +65,12 @@ export class Composer {
     private run: (order: Order) => Promise<void>,
     private close: () => void,
   ) {
+    this.row.append(
+      this.model,
+      this.generateLabel,
+      el("button", { class: "button quiet cancel", attrs: { type: "button" }, on: { click: close } }, "Cancel"),
+      el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run"),
+    );
     const form = el(
       "form",
       {},
@@ -76,14 +79,7 @@ export class Composer {
       this.text,
       this.picked.node,
       this.hint,
-      el(
-        "div",
-        { class: "composer-row" },
-        this.model,
-        this.generateLabel,
-        el("button", { class: "button quiet cancel", attrs: { type: "button" }, on: { click: close } }, "Cancel"),
-        el("button", { class: "button primary", attrs: { type: "submit" } }, icon("run"), "Run"),
-      ),
+      this.row,
       this.problem,
       this.galleryHeading,
       this.gallery,
@@ -114,6 +110,7 @@ export class Composer {
         ),
       ),
     );
+    this.row.hidden = !models.length;
     if (!models.length) {
       this.problem.hidden = false;
       this.problem.textContent = "This server has no models: start it with --model, or open a saved folder.";
@@ -184,7 +181,7 @@ export class Composer {
     const { value } = this.text;
     this.chosen = (EXAMPLES as Example[]).find((one) => one.text === value) ?? null;
     const known = this.chosen?.model === this.model.value;
-    this.hint.hidden = !this.chosen;
+    this.hint.hidden = !this.chosen || this.readsImages || this.row.hidden;
     this.hint.textContent = this.chosen ? `${this.chosen.about} ${known ? this.chosen.found : ""}`.trim() : "";
   }
 
@@ -193,8 +190,11 @@ export class Composer {
     this.generateLabel.hidden = !causal;
     if (!causal) this.generate.value = "0";
     this.picked.node.hidden = !this.readsImages;
-    this.text.hidden = this.gallery.hidden = this.galleryHeading.hidden = this.readsImages;
+    // Nothing is asked for that cannot be run.
+    this.text.hidden = this.gallery.hidden = this.galleryHeading.hidden = this.readsImages || this.row.hidden;
     const what = this.readsImages ? "Look at a picture" : "Look at a text";
+    const parts = this.readsImages ? "which patch" : "which token";
+    this.lead.textContent = `A model reads it, and you see ${parts} looked at which: in every head of every layer, down to each number.`;
     if (this.readsImages || this.edits === null) this.heading.textContent = what;
     this.say();
   }

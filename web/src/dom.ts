@@ -112,6 +112,11 @@ export function debounced<A extends unknown[]>(wait: number, work: (...args: A) 
   };
 }
 
+// Whether it is pointed at by fingers, which neither hover nor press keys.
+export function touched(): boolean {
+  return matchMedia("(pointer: coarse)").matches;
+}
+
 export function clamp(x: number, low: number, high: number): number {
   return Math.min(Math.max(x, low), high);
 }

@@ -63,7 +63,10 @@ export class Header {
         "a",
         {
           class: "brand",
-          attrs: context.way ? { "aria-label": "Sightline", role: "img" } : { href: "/", "aria-label": "Sightline" },
+          attrs:
+            context.way || !context.source.live
+              ? { "aria-label": "Sightline", role: "img" }
+              : { href: "/", "aria-label": "Sightline" },
         },
         mark(),
         el("span", {}, "Sightline"),
@@ -88,7 +91,9 @@ export class Header {
     );
     this.runSelect.addEventListener(
       "change",
-      () => void context.open(this.runSelect.value, true).then(() => this.refresh().catch(() => undefined)),
+      () =>
+        // If it cannot be opened, the name of the run that is shown stays.
+        void context.open(this.runSelect.value, true).then(() => this.refresh().catch(() => this.draw())),
     );
     this.layerSelect.addEventListener("change", () => {
       const layer = Number(this.layerSelect.value);

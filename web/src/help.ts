@@ -1,6 +1,6 @@
 // The list of keys, and a switch for those who need single keys for something else.
 
-import { el } from "./dom";
+import { el, touched } from "./dom";
 import { dialog } from "./export";
 import { store, stored } from "./storage";
 
@@ -28,11 +28,17 @@ const KEYS: [string, string][] = [
   ["?", "this list"],
 ];
 
+const POINTER =
+  "Hover previews, click pins, Esc releases. Shift-click adds a query; Alt-click on a token pins it as key. Shift-drag on the map zooms into a rectangle.";
+const FINGERS =
+  "A tap shows what is under it, a second tap pins it; the browser's Back undoes that. Two fingers move the map, one scrolls the page.";
+
 export class Help {
   readonly node: HTMLDialogElement;
   private single = el("input", { attrs: { type: "checkbox", id: "single-keys" } });
 
-  constructor(tour: () => void) {
+  // `served`: by a server, which has a page about its API.
+  constructor(tour: () => void, served: boolean) {
     const walk = el("button", { class: "button", attrs: { type: "button" } }, "Take the tour");
     walk.addEventListener("click", () => {
       this.node.close();
@@ -43,23 +49,21 @@ export class Help {
     const rows = KEYS.map(([key, what]) =>
       el("tr", {}, el("th", { attrs: { scope: "row" } }, el("kbd", {}, key)), el("td", {}, what)),
     );
-    this.node = dialog(
-      "Help",
-      el(
-        "p",
-        {},
-        "Hover previews, click pins, Esc releases. Shift-click adds a query; Alt-click on a token pins it as key. Shift-drag on the map zooms into a rectangle.",
-      ),
-      el("p", {}, walk),
+    const keys = el(
+      "details",
+      { class: "all-keys" },
+      el("summary", {}, "Keys"),
       el("table", { class: "keys" }, el("tbody", {}, ...rows)),
       el("p", {}, el("label", { attrs: { for: "single-keys" } }, this.single, " single-key shortcuts")),
-      el(
-        "p",
-        { class: "fine" },
-        "The numbers are also at ",
-        el("a", { attrs: { href: "/api/docs" } }, "/api/docs"),
-        ". The map is moved by Leaflet (BSD-2).",
-      ),
+    );
+    keys.open = !touched();
+    const numbers = ["The numbers are also at ", el("a", { attrs: { href: "/api/docs" } }, "/api/docs"), ". "];
+    this.node = dialog(
+      "Help",
+      el("p", {}, touched() ? FINGERS : POINTER),
+      el("p", {}, walk),
+      keys,
+      el("p", { class: "fine" }, ...(served ? numbers : []), "The map is moved by Leaflet (BSD-2)."),
     );
   }
 

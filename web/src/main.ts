@@ -4,6 +4,7 @@ import { AsideSwitch } from "./aside";
 import { onChange } from "./changes";
 import "leaflet/dist/leaflet.css";
 import "./style.css";
+import { copied } from "./clipboard";
 import { show, showAbout } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
@@ -36,13 +37,13 @@ class App {
   private aside = new AsideSwitch(this.context);
   private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
   private say = debounced(300, (text: string) => (this.live.textContent = text));
-  private help = new Help(() => this.tour.start());
+  private help = new Help(() => this.tour.start(), this.context.way === null && this.context.source.live);
   private tour = new Tour(
     (panel) => this.choosePanel(panel),
     () => this.here(),
   );
   private header = new Header(this.context, {
-    share: () => this.share(),
+    share: () => void this.share(),
     export: () => this.exports.open(),
     help: () => this.help.open(),
     tour: () => this.tour.start(),
@@ -238,6 +239,9 @@ class App {
       tab.setAttribute("aria-selected", String(on));
       tab.tabIndex = on ? 0 : -1;
     }
+    // On a phone the map has a panel of its own, whoever chose the view.
+    const panel = this.root.dataset.more === "true" ? "more" : this.root.dataset.panel;
+    if (panel === (view === "map" ? "more" : "centre")) this.showPanel(view === "map" ? "centre" : "more");
     this.map.view.rest(view !== "map");
     this.links.show(view === "links");
     this.steps.show(view === "steps");
@@ -307,12 +311,9 @@ class App {
     return view === "compare" ? (this.compare.views[0] ?? null) : null;
   }
 
-  private share(): void {
+  private async share(): Promise<void> {
     const address = this.context.store.address();
-    navigator.clipboard?.writeText(address).then(
-      () => this.context.say("the address of this view is copied"),
-      () => this.context.say(address),
-    );
+    this.context.say((await copied(address)) ? "the address of this view is copied" : address);
   }
 
   private fail(text: string): void {

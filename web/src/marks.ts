@@ -99,11 +99,13 @@ export class Marks {
     const place = run.info.layers.findIndex((info) => info.number === layer);
     if (place < 0) return this.context.say(`this run has no layer ${layer}`);
     const info = run.layer(place);
+    const at = info.numbers.indexOf(head);
+    if (at < 0) return this.context.say(`layer ${layer} of this run has no head ${head}`);
     const fits = q !== null && q < info.queries;
     this.node.close();
     this.context.store.push({
       layer: place,
-      head: Math.max(0, info.numbers.indexOf(head)),
+      head: at,
       q: fits ? [q] : [],
       k: k !== null && k < info.keys ? k : null,
     });

@@ -15,8 +15,17 @@ export class NoticeLine {
       clearTimeout(this.timer);
       this.node.hidden = !text;
       this.node.replaceChildren(text);
+      if (text) this.place();
       if (again) this.node.append(retryButton(() => context.retry(again)));
       else if (text) this.timer = window.setTimeout(() => context.say(""), STAYS);
     });
+  }
+
+  // A dialog lies over all else: as long as one is open, the line is in it.
+  private place(): void {
+    const home = document.querySelector(".app");
+    const over = document.querySelector("dialog[open]");
+    (over ?? home)?.append(this.node);
+    over?.addEventListener("close", () => home?.append(this.node), { once: true });
   }
 }

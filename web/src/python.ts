@@ -1,6 +1,7 @@
 // What is on the screen as a program: text, edits, target, head and cell.
 
 import type { components } from "./api";
+import { copyShown } from "./clipboard";
 import type { Context } from "./context";
 import { el } from "./dom";
 import { dialog } from "./export";
@@ -22,9 +23,7 @@ export class CopyPython {
 
   constructor(private context: Context) {
     const copy = el("button", { class: "button", attrs: { type: "button" } }, "Copy");
-    copy.addEventListener("click", () => {
-      void navigator.clipboard?.writeText(this.code.textContent ?? "").then(() => context.say("copied"));
-    });
+    copy.addEventListener("click", () => void copyShown(context, this.code));
     this.node = dialog("As Python", this.code, el("p", {}, copy));
     this.node.classList.add("wide");
   }

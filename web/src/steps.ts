@@ -1,6 +1,7 @@
 // The worked example for the chosen query, with the real numbers: q, k, v, score, weight, weighted value, sum.
 
 import { onChange } from "./changes";
+import { copyShown } from "./clipboard";
 import { colorAt, css, show } from "./colors";
 import type { Context } from "./context";
 import { debounced, el } from "./dom";
@@ -147,12 +148,7 @@ export class StepsView {
       el("code", {}, table.python ?? ""),
     );
     const copy = el("button", { class: "button", attrs: { type: "button" } }, "Copy as Python");
-    copy.addEventListener("click", () => {
-      void navigator.clipboard?.writeText(table.python ?? "").then(
-        () => this.context.say("copied"),
-        () => this.context.say("this browser does not let pages copy; select the text below"),
-      );
-    });
+    copy.addEventListener("click", () => void copyShown(this.context, python));
     const more = table.lines.some((line) => line.key === null) && this.top < 512;
     this.node.replaceChildren(
       el(

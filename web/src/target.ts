@@ -5,6 +5,7 @@ import type { Context } from "./context";
 import { el } from "./dom";
 import { dialog } from "./export";
 import { aimWords } from "./readings";
+import { Refused, sentence } from "./source";
 import { visible } from "./tokens";
 import { asked } from "./why";
 import type { Target } from "./whystate";
@@ -24,6 +25,8 @@ export class TargetChoice {
   private list = el("datalist", { attrs: { id: "target-tokens" } });
   private place = el("select", { attrs: { id: "target-place" } });
   private chips = el("div", { class: "target-chips" });
+  private about = el("p", { class: "fine", attrs: { role: "status" } });
+  private ask = el("button", { class: "button primary", attrs: { type: "submit" } }, "Ask");
 
   constructor(private context: Context) {
     const line = (name: string, id: string, input: HTMLElement) =>
@@ -34,10 +37,10 @@ export class TargetChoice {
       line("How likely is", "target-token", this.token),
       line("instead of", "target-than", this.than),
       line("after", "target-place", this.place),
-      el("p", { class: "fine" }, "What the model would write next, to choose from:"),
+      this.about,
       this.chips,
       this.list,
-      el("p", {}, el("button", { class: "button primary", attrs: { type: "submit" } }, "Ask")),
+      el("p", {}, this.ask),
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -74,12 +77,15 @@ export class TargetChoice {
   private async offer(): Promise<void> {
     const run = this.context.run.value!;
     this.chips.replaceChildren();
+    this.about.textContent = "";
+    this.ask.disabled = false;
     const after = this.place.value;
     if (after !== "" && Number(after) + 1 < run.tokens.length && !this.token.value)
       this.token.value = run.tokens.text(Number(after) + 1);
     try {
       const path = `/api/runs/${run.id}/next?n=12${after === "" ? "" : `&after=${after}`}`;
       const { tokens } = await asked<Next>(this.context.source, path);
+      this.about.textContent = "What the model would write next, to choose from:";
       this.list.replaceChildren(...tokens.map(({ text }) => el("option", { attrs: { value: text } })));
       this.chips.replaceChildren(
         ...tokens.slice(0, 8).map(({ text, p }) =>
@@ -95,8 +101,10 @@ export class TargetChoice {
           ),
         ),
       );
-    } catch {
-      // they can be typed
+    } catch (error) {
+      // They can be typed; a model that writes nothing cannot be asked at all.
+      this.about.textContent = sentence(error);
+      this.ask.disabled = error instanceof Refused && error.status === 422;
     }
   }
 

@@ -1,6 +1,6 @@
 // A short walk around the page: a card beside each part, which can be left at any step.
 
-import { clamp, el } from "./dom";
+import { clamp, el, touched } from "./dom";
 import type { Panel } from "./state";
 
 interface Stop {
@@ -8,6 +8,7 @@ interface Stop {
   panel: Panel; // where that is on a phone
   title: string;
   text: string;
+  touch?: string; // what is done by fingers
 }
 
 const STOPS: Stop[] = [
@@ -21,19 +22,25 @@ const STOPS: Stop[] = [
     at: ".heads-grid",
     panel: "heads",
     title: "Every head is a small map",
-    text: "The most interesting come first; the chips above rank them by something else. Click one to open it. The ? beside a measure says what it means.",
+    text: "The most interesting come first; the chips of the Heads list rank them by something else. Click one to open it. The ? beside a measure says what it means.",
+    touch:
+      "The most interesting come first; the chips above rank them by something else. Tap one to open it. The ? beside a measure says what it means.",
   },
   {
     at: ".centre-map .surface",
     panel: "centre",
     title: "The map of the open head",
     text: "Queries go down, keys across. Point at a cell to read it, click to pin it, Esc to release it. Scroll to zoom, drag to move.",
+    touch:
+      "Queries go down, keys across. Tap a cell to read it, tap it again to pin it. + and − zoom, two fingers move the map.",
   },
   {
     at: ".text-frame",
     panel: "text",
     title: "The text",
     text: "Point at a word to see what it looks at, or who looks at it; click pins it. Rollout (R) follows it through all layers. The glass finds words.",
+    touch:
+      "Tap a word to see what it looks at, or who looks at it; a second tap pins it. Rollout follows it through all layers. The glass finds words.",
   },
   {
     at: ".centre > .tabs",
@@ -93,13 +100,13 @@ export class Tour {
   private go(to: number): void {
     if (to >= STOPS.length) return this.leave();
     this.at = Math.max(0, to);
-    const { title, text, panel } = STOPS[this.at];
+    const { title, text, touch, panel } = STOPS[this.at];
     const button = (name: string, click: () => void, kind = "") =>
       el("button", { class: `button ${kind}`, attrs: { type: "button" }, on: { click } }, name);
     const last = this.at === STOPS.length - 1;
     this.node.replaceChildren(
       el("h2", { class: "plain" }, title),
-      el("p", {}, text),
+      el("p", {}, (touched() && touch) || text),
       el(
         "div",
         { class: "tour-row" },

@@ -207,21 +207,26 @@ class JobQueue:
                 raise Cancelled
             self.finished(made)
             self._set(job, state="done", stage="done")
-        except Cancelled:
-            self._set(job, state="cancelled")
-        except Problem as problem:
-            self._set(job, state="failed", problem=problem.body)
-        except SightlineError as error:
-            self._set(job, state="failed", problem=from_error(error).body)
         except BaseException as error:
-            body = Problem(500, "the run failed", expected="a run", got=told(error), hint="another text").body
-            self._set(job, state="failed", problem=body)
-            log.error("a run failed: %s", told(error), exc_info=error)
+            self._ended(job, error)
         if job.state != "done":
             try:
                 self.dropped(job.id)  # a growing run that was handed out already
             except BaseException as error:
                 log.error("a run could not be put away: %s", told(error), exc_info=error)
+
+    def _ended(self, job: Job, error: BaseException) -> None:
+        # One that was taken back may end by any error: the folder of a growing run is gone already.
+        if isinstance(error, Cancelled) or job.cancelled.is_set():
+            self._set(job, state="cancelled")
+        elif isinstance(error, Problem):
+            self._set(job, state="failed", problem=error.body)
+        elif isinstance(error, SightlineError):
+            self._set(job, state="failed", problem=from_error(error).body)
+        else:
+            body = Problem(500, "the run failed", expected="a run", got=told(error), hint="another text").body
+            self._set(job, state="failed", problem=body)
+            log.error("a run failed: %s", told(error), exc_info=error)
 
     def _report(self, job: Job, **changes: Any) -> None:
         if job.cancelled.is_set():
