@@ -203,7 +203,8 @@ def heat(
             cells.append(f'<td class="cell{sign}" style="--w:{share:.3f}">{weight(x, digits)}</td>')
         lines.append(f'<tr><th scope="row">{label(word)}</th>{"".join(cells)}</tr>')
     upright = " upright" if max(map(len, columns), default=0) > 5 else ""  # on a phone such words stand on end
-    return f'<figure><div class="wide"><table class="heat{upright}">{"".join(lines)}</table></div>{title}</figure>'
+    inner = f'<table class="heat{upright}">{"".join(lines)}</table>'
+    return f'<figure><div class="wide" tabindex="0">{inner}</div>{title}</figure>'
 
 
 def table(
@@ -233,7 +234,7 @@ def table(
     title = f"<caption>{rich_text(caption)}</caption>" if caption else ""
     body = "".join(cells(row) for row in rows)
     inner = f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}"
-    return f'<div class="wide"><table class="rows{" cards" if cards else ""}">{inner}</table></div>'
+    return f'<div class="wide" tabindex="0"><table class="rows{" cards" if cards else ""}">{inner}</table></div>'
 
 
 def _bare(html: str) -> str:
