@@ -63,7 +63,7 @@ class Stage:
 
     def __init__(self, browser: Browser, base: str, width: int, runs: dict[str, str]) -> None:
         self.context = browser.new_context(**SCREENS[width])
-        self.context.set_default_timeout(25_000)
+        self.context.set_default_timeout(120_000)  # what is computed anew takes long on a busy machine
         self.page: Page = self.context.new_page()
         self.base, self.runs, self.width = base, runs, width
         self.phone = width < 900
@@ -156,8 +156,10 @@ here("steps-empty", "kids", "&L=3&H=1&view=steps", ".steps", "more")
 here("compare-empty", "kids", LINK + "&view=compare", ".compare", "more")
 here("wall", "mary", MARY + "&view=wall", ".wall-head", "more")
 here("every-head", "kids", LINK + "&rail=link", "#link-5-11", "heads", rail=True)
+here("every-head-query", "mary", "&L=23&H=3&q=13&rail=link", "#link-29-8", "heads", rail=True)
 here("every-head-empty", "kids", "&L=3&H=1&rail=link", "#rail-link", "heads", rail=True)
 here("path", "kids", LINK + "&rail=path", ".path li", "heads", rail=True)
+here("path-empty", "kids", "&L=3&H=1&rail=path", "#rail-path", "heads", rail=True)
 here("effects-empty", "mary", MARY + "&rail=effects", "#rail-effects", "heads", rail=True)
 here("effects", "mary", MARY + FOR_MARY + "&rail=effects&effects=1", "#effect-29-8", "heads", rail=True)
 here("long", "long", "&L=23&H=2&q=1500&k=700", ".portrait .summary")
@@ -166,6 +168,7 @@ here("long-zoomed", "long", "&L=23&H=2&q=1500&k=1490&at=1500,1490,0")
 here("long-cells", "long", "&L=23&H=2&q=1500&k=1490&at=1500,1490,5")
 here("carried", "mary", MARY + "&of=norms", ".sentence .weight:not(:empty)")
 here("mattered", "mary", MARY + "&of=influence" + FOR_MARY, "text== 6.12")
+here("mattered-links", "mary", MARY + "&of=influence" + FOR_MARY + "&view=links", ".links-lines .raises", "more")
 here("mattered-text", "mary", MARY + "&of=influence" + FOR_MARY, "text== 6.12", "text")
 here("edits", "mary", MARY + FOR_MARY + "&edits=ablate:23.3,!cut:23.3:q13:k9", "text=6.12 → 3.08", "more")
 here("written", "written", "&L=20&H=2&q=8&view=written", ".written-list li", "more")
@@ -175,6 +178,8 @@ here("scripts-text", "scripts", "&L=20&H=2&q=30&k=8", ".t.query", "text")
 here("scripts-links", "scripts", "&L=20&H=2&q=30&k=8&view=links", ".links-lines path", "more")
 here("scripts-minilm", "scripts-minilm", "&L=3&H=1&q=30&k=28", ".t.query", "text")
 here("cross", "cross", "&L=1&H=0&q=1&k=2")
+here("cross-text", "cross", "&L=1&H=0&q=1&k=2", ".top-keys tbody", "text")
+here("cross-links", "cross", "&L=1&H=0&q=1&k=2&view=links", ".links-lines path", "more")
 here("no-tokens", "no-tokens", "&L=0&H=0&q=12&k=7")
 here("no-tokens-text", "no-tokens", "&L=0&H=0&q=12&k=7", "", "text")
 here("not-kept", "not-kept", "&L=0&H=0")
@@ -243,14 +248,14 @@ def find_hit(at: Stage) -> None:
     at.open("kids", LINK, "text")
     at.press("/")
     at.page.keyboard.type("the")
-    at.see(".found >> text=found")
+    at.until("document.querySelector('.found').textContent !== ''")
 
 
 @state
 def find_miss(at: Stage) -> None:
     find_hit(at)
     at.page.keyboard.type("rmometer")
-    at.page.wait_for_timeout(400)
+    at.see(".found.none")
 
 
 @state
@@ -493,6 +498,12 @@ def picture(at: Stage) -> None:
     at.settle()
 
 
+def picture_map(at: Stage) -> None:
+    picture(at)
+    at.panel("centre")
+    at.settle()
+
+
 def ninth(at: Stage) -> None:
     fresh(at)
     for i in range(8):
@@ -510,7 +521,8 @@ def ninth(at: Stage) -> None:
 FRESH: dict[str, Callable[[Stage], None]] = {
     made.__name__.replace("_", "-"): made
     for made in (
-        empty, empty_problem, no_models, example, running, hint, control, generating, picture_chosen, picture, ninth,
+        empty, empty_problem, no_models, example, running, hint, control, generating, picture_chosen, picture,
+        picture_map, ninth,
     )
 }  # fmt: skip
 
@@ -531,28 +543,34 @@ def checked(at: Stage, name: str, theme: str) -> list[str]:
 
 
 def shots(browser: Browser, base: str, runs: dict[str, str], names: list[str], folder: Path, widths: list[int]) -> None:
-    all_states = {**STATES, **FRESH}
-    for width in widths:
-        at = Stage(browser, base, width, runs)
-        for name in names:
-            began = time.monotonic()
-            try:
-                at.page.emulate_media(color_scheme="light")
-                all_states[name](at)
-                for theme in THEMES:
-                    at.page.emulate_media(color_scheme=theme)
-                    if not name.startswith(("tooltip", "preview")):
-                        at.page.mouse.move(2, 2)
-                    at.page.wait_for_timeout(250)
-                    at.page.screenshot(path=folder / f"{name}-{width}-{theme}.png")
-                    for line in checked(at, name, theme):
-                        print(line, flush=True)
-            except (TimeoutError, AssertionError, KeyError) as error:
-                at.page.screenshot(path=folder / f"{name}-{width}-failed.png")
-                print(f"{name} {width}: NOT REACHED: {str(error).splitlines()[0]}", flush=True)
-            at.gone(there=True)
-            print(f"  {name} {width}: {time.monotonic() - began:.1f} s", flush=True)
+    stages = [Stage(browser, base, width, runs) for width in widths]
+    for name in names:
+        for at in stages:
+            shot(at, name, folder)
+        for theme in THEMES:
+            sheet(folder, name, theme)
+    for at in stages:
         at.context.close()
+
+
+def shot(at: Stage, name: str, folder: Path) -> None:
+    began = time.monotonic()
+    try:
+        at.page.emulate_media(color_scheme="light")
+        {**STATES, **FRESH}[name](at)
+        for theme in THEMES:
+            at.page.emulate_media(color_scheme=theme)
+            if not name.startswith(("tooltip", "preview")):
+                at.page.mouse.move(2, 2)
+            at.page.wait_for_timeout(250)
+            at.page.screenshot(path=folder / f"{name}-{at.width}-{theme}.png")
+            for line in checked(at, name, theme):
+                print(line, flush=True)
+    except (TimeoutError, AssertionError, KeyError) as error:
+        at.page.screenshot(path=folder / f"{name}-{at.width}-failed.png")
+        print(f"{name} {at.width}: NOT REACHED: {str(error).splitlines()[0]}", flush=True)
+    at.gone(there=True)
+    print(f"  {name} {at.width}: {time.monotonic() - began:.1f} s", flush=True)
 
 
 def sheet(folder: Path, name: str, theme: str) -> None:
@@ -589,9 +607,6 @@ def main() -> None:
         if chosen:
             with serving(*models) as server:
                 shots(browser, server.base, {"picture": str(made["picture"])}, chosen, pictures, widths)
-    for name in [*STATES, *FRESH]:
-        for theme in THEMES:
-            sheet(pictures, name, theme)
 
 
 if __name__ == "__main__":
