@@ -152,9 +152,8 @@ export function show(weight: number): string {
   if (Number.isNaN(weight)) return "masked";
   const size = Math.abs(weight);
   if (size === 0) return "0";
-  if (size >= 0.0995) return weight.toFixed(3);
-  if (size >= 0.001) return weight.toPrecision(2);
-  return weight.toExponential(1).replace("e-", "e−").replace("e+", "e");
+  const digits = size >= 0.0995 ? weight.toFixed(3) : size >= 0.001 ? weight.toPrecision(2) : weight.toExponential(1);
+  return digits.replace("e+", "e").replaceAll("-", "−");
 }
 
 // A weight that is right to some per cent: no more digits than that.

@@ -1,9 +1,11 @@
 // What is pinned, in every head: a grid of layers and heads. Of a cell its weight, of a query what it looks at most.
 
+import { onChange } from "./changes";
 import { colorOf, css, show } from "./colors";
 import type { Context } from "./context";
 import { el, retryButton } from "./dom";
 import { HeadGrid } from "./headgrid";
+import { strongestButton } from "./invite";
 import { Seen } from "./listening";
 import type { OpenRun } from "./run";
 import { aborted, sentence } from "./source";
@@ -27,6 +29,7 @@ export class EveryHead {
     this.node = el("div", { class: "every-head" }, this.about, this.table.node);
     const [load, draw] = [() => void this.load(), () => this.draw()];
     this.seen = new Seen(context, ["q", "k"], ["layer", "head", "map", "lo", "hi", "scale"], load, draw);
+    onChange(context.link, () => this.seen.now && !context.state.q.length && load());
   }
 
   show(now: boolean): void {
@@ -41,7 +44,7 @@ export class EveryHead {
       this.cells = [];
       this.shown = "";
       this.table.clear();
-      this.about.textContent = "Pin a cell or a token: here is then how every head sees it.";
+      this.about.replaceChildren("Pin a cell or a token to see it in every head.", ...strongestButton(this.context));
       return;
     }
     const query = q.at(-1)!;

@@ -61,7 +61,10 @@ export class HeadGrid {
       ),
     );
     this.node.style.setProperty("--heads", String(Math.max(...this.counts)));
-    this.node.replaceChildren(...rows);
+    const most = Math.max(...this.counts);
+    const names = Array.from({ length: most }, (_, h) => el("span", {}, String(h)));
+    const heading = el("div", { class: "link-row link-heads", attrs: { "aria-hidden": "true" } }, el("span"), ...names);
+    this.node.replaceChildren(heading, ...rows);
     this.mark();
   }
 

@@ -37,6 +37,7 @@ export class Heads {
   private order: Order = "interest";
   private listed: [number, number][] = [];
   private cursor = 0;
+  private unseen = false; // the open head is yet to be brought into view
   private explained = new Set<string>(); // measures whose meaning is shown
 
   constructor(private context: Context) {
@@ -96,6 +97,7 @@ export class Heads {
   }
 
   rank(order: Order): void {
+    this.unseen = order === "layer"; // a ranking is read from its top; there one looks for a place
     this.check(order);
     this.draw();
   }
@@ -141,6 +143,7 @@ export class Heads {
     const small = byLayer && room / heads < LARGE;
     this.grid.classList.toggle("by-layer", byLayer);
     this.grid.classList.toggle("small", small);
+    if (byLayer) this.about.textContent = `all heads in a grid, layer by layer${small ? "; the colour is focus" : ""}`;
     const table = thumbTable(this.context.scale());
     const rows: HTMLElement[] = [];
     const cells = this.listed.map(([layer, head], i) => this.cell(run, layer, head, i, table, small));
@@ -158,6 +161,9 @@ export class Heads {
     this.grid.replaceChildren(...rows);
     this.mark();
     this.drawPortrait();
+    const open = this.grid.querySelector<HTMLElement>("[aria-selected=true]");
+    if (this.unseen && open) this.grid.scrollTop = open.offsetTop - this.grid.offsetTop - this.grid.clientHeight / 2;
+    this.unseen = false;
   }
 
   private cell(run: OpenRun, layer: number, head: number, i: number, table: Uint32Array, small: boolean): HTMLElement {

@@ -66,7 +66,11 @@ export class Legend {
   }
 
   pooled(grid: Grid): void {
-    this.note.textContent = poolingNote(grid, this.context.state.pool);
+    this.note.textContent = poolingNote(
+      grid,
+      this.context.state.pool,
+      this.context.run.value?.reading ? "value" : "weight",
+    );
   }
 
   private bounds(): void {
@@ -144,11 +148,11 @@ export function number(x: number): string {
 }
 
 // How a pixel is made of cells, at this zoom.
-export function poolingNote(grid: Grid, pool: Pool): string {
-  if (!grid.pooled) return "one cell, one weight";
+export function poolingNote(grid: Grid, pool: Pool, what = "weight"): string {
+  if (!grid.pooled) return `one cell, one ${what}`;
   const [rows, columns] = [2 ** grid.lq, 2 ** grid.lk];
   if (pool === "max") return `largest of ${rows} × ${columns}. M = mean`;
-  return `mean of ${rows} × ${columns}: one weight of 1 shows as ${(1 / (rows * columns)).toPrecision(2)}. M = max`;
+  return `mean of ${rows} × ${columns}: one ${what} of 1 shows as ${(1 / (rows * columns)).toPrecision(2)}. M = max`;
 }
 
 // A few choices side by side, one of them on.

@@ -33,6 +33,7 @@ export class Links {
   private right = el("ol", { class: "links-column right", attrs: { "aria-label": "keys" } });
   private scroller: HTMLElement;
   private due = false; // whether what is pinned has to come into view
+  private at: number | null = null; // where it was scrolled to, to show what is pinned
   private far = el("div", { class: "links-far" });
   private about = el("p", { class: "links-about" });
   // Where what is pinned lies, if that is farther than fits: a query, a key.
@@ -98,7 +99,7 @@ export class Links {
       if (state.q === before.q) this.reveal(true);
     });
     new ResizeObserver(() => {
-      if (this.due) this.reveal();
+      if (this.kept) this.reveal();
       this.point();
     }).observe(this.scroller);
     onChange(context.hover, () => this.mark());
@@ -120,6 +121,7 @@ export class Links {
     for (const shown of this.lines.children as HTMLCollectionOf<SVGPathElement>) {
       const line = this.path(this.found[Number(shown.dataset.i)], WIDE);
       const { stroke, strokeOpacity } = getComputedStyle(shown);
+      line.removeAttribute("style");
       line.setAttribute("stroke-opacity", strokeOpacity); // what is set aside stays so
       line.setAttribute("stroke", stroke);
       lines.append(line);
@@ -209,7 +211,7 @@ export class Links {
       this.found = strongest(lines);
       this.draw();
       await this.drawFar(whole, now);
-      if (now === this.asked && this.due) this.reveal();
+      if (now === this.asked && this.kept) this.reveal();
     } catch (error) {
       if (now !== this.asked) return;
       // Neither lines nor chips of what was shown before.
@@ -229,9 +231,15 @@ export class Links {
     const run = this.context.run.value!;
     const keys = run.keyTokens(this.context.state.layer);
     const item = (i: number, tokens: typeof keys) => el("li", { attrs: { "data-t": i } }, tokens.element(i, 18));
+    this.scroller.classList.toggle("none", this.stop <= this.first); // no headings over nothing
     this.left.replaceChildren(...range(this.first, this.stop).map((i) => item(i, run.tokens)));
     this.right.replaceChildren(...range(this.first, this.keyStop).map((i) => item(i, keys)));
     this.mark();
+  }
+
+  // Whether what is pinned is to be brought into view: it was not yet, or nobody has scrolled since.
+  private get kept(): boolean {
+    return this.due || this.at === this.scroller.scrollTop;
   }
 
   // The pinned query, or the key; both where there is room.
@@ -244,6 +252,7 @@ export class Links {
     if (key) pins.reverse();
     if (pins.length) this.scroller.scrollTop += shift(this.scroller.getBoundingClientRect(), pins[0], pins[1]);
     this.due = false;
+    this.at = key ? null : this.scroller.scrollTop;
     this.point();
   }
 
@@ -290,9 +299,10 @@ export class Links {
       d: `M0 ${a}C${wide / 2} ${a} ${wide / 2} ${b} ${wide} ${b}`,
       fill: "none",
       "stroke-width": (0.6 + 3.4 * shade).toFixed(2),
-      "stroke-opacity": Math.min(1, Math.max(0.08, shade)).toFixed(3),
+      "stroke-opacity": Math.min(1, shade).toFixed(3),
       ...(i === null ? {} : { "data-i": i, "data-q": q, "data-k": k }),
     });
+    path.style.setProperty("--shade", Math.min(1, shade).toFixed(3));
     path.append(svg("title", {}, show(weight)));
     if (this.context.run.value?.reading?.signed) path.classList.add(weight < 0 ? "lowers" : "raises");
     return path;
@@ -356,7 +366,7 @@ export class Links {
 export function strongest(lines: Line[]): Line[] {
   const by = new Map<number, Line[]>();
   for (const line of lines) by.set(line.q, [...(by.get(line.q) ?? []), line]);
-  return [...by.values()].flatMap((list) => list.sort((a, b) => b.weight - a.weight).slice(0, TOP));
+  return [...by.values()].flatMap((list) => list.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, TOP));
 }
 
 function place(event: Event): number | null {

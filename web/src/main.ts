@@ -18,7 +18,7 @@ import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
-import { verb } from "./readings";
+import { aimWords, verb } from "./readings";
 import { readFirst, reportNote } from "./reportnote";
 import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
@@ -197,6 +197,7 @@ class App {
         const held = queries.map((query) => context.source.held?.(layer, head, query, key, run.asked));
         if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
         weight.before(": "); // no colon where no number follows
+        if (run.info.of === "influence" && run.info.aim) weight.after(` ${aimWords(run.info.aim)}`);
         weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
       } catch {
         // the sentence stands without its number
@@ -248,6 +249,7 @@ class App {
     this.compare.show(view === "compare");
     this.wall.show(view === "wall");
     this.written.show(view === "written");
+    this.tabs.querySelector(`#tab-${view}`)?.scrollIntoView({ block: "nearest" });
   }
 
   private panelButtons(): HTMLElement[] {
@@ -272,6 +274,7 @@ class App {
     this.root.dataset.more = String(panel === "more");
     for (const button of this.panels.children as HTMLCollectionOf<HTMLElement>)
       button.setAttribute("aria-current", String(button.dataset.panel === panel));
+    this.tabs.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
   }
 
   private choosePanel(panel: Panel): void {

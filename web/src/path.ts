@@ -1,8 +1,10 @@
 // Follow a token: its strongest sources through the layers, as a path that can be walked.
 
+import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context } from "./context";
 import { el, retryButton } from "./dom";
+import { strongestButton } from "./invite";
 import { Seen } from "./listening";
 import { sentence } from "./source";
 import { LEAST, type PathStep, path } from "./why";
@@ -20,6 +22,7 @@ export class PathView {
     this.node = el("div", { class: "path-view" }, this.about, this.list);
     const load = (anew: boolean) => void this.load(anew);
     this.seen = new Seen(context, ["q"], [], load, () => this.draw());
+    onChange(context.link, () => this.seen.now && !context.state.q.length && load(false));
     context.store.on(["layer", "head", "k"], () => this.mark()); // what has the focus keeps it
   }
 
@@ -36,7 +39,10 @@ export class PathView {
     if (query === null) {
       this.origin = null;
       this.list.replaceChildren();
-      this.about.textContent = "Pin a token: here is then where it has it from, layer by layer.";
+      this.about.replaceChildren(
+        "Pin a token to see where it has it from, layer by layer.",
+        ...strongestButton(this.context),
+      );
       return;
     }
     if (!anew && this.steps.some((step) => step.query === query) && this.origin !== null) return this.mark();
@@ -65,7 +71,7 @@ export class PathView {
       "From the last layer down: ",
       el("q", {}, tokens.element(this.origin)),
       goes
-        ? `, by links of at least ${LEAST} that are neither to the first token nor to itself. Choose a source to walk there.`
+        ? `, by links of at least ${LEAST} that are neither to the first token nor to itself; where there is none, it stays. Choose a source to walk there.`
         : " has no strong source anywhere.",
     );
     this.list.replaceChildren(

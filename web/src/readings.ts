@@ -168,7 +168,7 @@ export class Readings {
 // "looks at", as the reading has it.
 export function verb(of: string, single: boolean): string {
   if (of === "norms") return single ? " carries from " : " carry from ";
-  if (of === "influence") return " ← ";
+  if (of === "influence") return ", from ";
   return single ? " looks at " : " look at ";
 }
 

@@ -62,19 +62,27 @@ export class Shading {
   }
 
   // What is seen, in a sentence; or what to do to see something.
-  words(query: (i: number) => string, key: (i: number) => string): string {
+  // The keys of a memory are no tokens of the text.
+  words(query: (i: number) => string, key: (i: number) => string, memory = false): string {
     const { shade, q, k } = this.of;
     const queries = q.map(query).join(" + ");
-    const chosen = k ?? q.at(-1) ?? null;
+    const chosen = k ?? (memory ? null : (q.at(-1) ?? null));
+    const aside = this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)} %, set aside` : "";
+    const elsewhere = memory && this.values && (shade === "looks" || shade === "received");
     const words: Record<Shade, string> = {
       looks: q.length ? `what “${queries}” looks at` : "Point at a token, or click one, to see what it looks at.",
-      looked: chosen !== null ? `who looks at “${key(chosen)}”` : "Point at a token to see who looks at it.",
-      received: "how much each token received",
+      looked:
+        chosen !== null
+          ? `who looks at “${key(chosen)}”`
+          : memory
+            ? "Pin a cell to see who looks at its key."
+            : "Point at a token to see who looks at it.",
+      received: memory ? "how much each key received" : "how much each token received",
       rollout: q.length
         ? `what fed “${queries}”, through all layers: heuristic, not proof of cause`
         : "Pin a token, then press R.",
     };
-    return words[shade] + (this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)} %, set aside` : "");
+    return words[shade] + (elsewhere ? ": keys that are not of this text" : "") + aside;
   }
 }
 

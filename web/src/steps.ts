@@ -2,7 +2,7 @@
 
 import { onChange } from "./changes";
 import { copyShown } from "./clipboard";
-import { colorAt, css, show } from "./colors";
+import { css, show, signedColor } from "./colors";
 import type { Context } from "./context";
 import { debounced, el } from "./dom";
 import { type StepsColumn, type StepsTable, sentence } from "./source";
@@ -13,6 +13,7 @@ export class StepsView {
   readonly node = el("div", { class: "steps" });
   private visible = false;
   private top = 16;
+  private drawn: StepsTable | null = null;
   private asked = 0;
   private later = debounced(60, () => void this.load());
 
@@ -24,6 +25,7 @@ export class StepsView {
       if (state.q !== before.q || state.layer !== before.layer || state.head !== before.head) this.top = 16;
       this.later();
     });
+    onChange(context.dark, () => this.drawn && this.visible && this.draw(this.drawn));
     onChange(context.hover, (hover) => {
       for (const row of this.node.querySelectorAll<HTMLElement>("tr[data-k]"))
         row.classList.toggle("on", hover !== null && Number(row.dataset.k) === hover.k);
@@ -82,6 +84,7 @@ export class StepsView {
   }
 
   private empty(text: string, action: [string, () => void] | null = null): void {
+    this.drawn = null;
     this.node.replaceChildren(
       el(
         "div",
@@ -95,11 +98,16 @@ export class StepsView {
   }
 
   private draw(table: StepsTable): void {
+    this.drawn = table;
     const run = this.context.run.value!;
     const { layer, head, k } = this.context.state;
     const keys = run.keyTokens(layer);
     // q and k share one range of colours, the values another: both can be read against their own kind.
-    const most: Most = { q: largest(table, "k", table.q), v: largest(table, "v", table.sum ?? []) };
+    const most: Most = {
+      q: largest(table, "k", table.q),
+      v: largest(table, "v", table.sum ?? []),
+      dark: this.context.dark.value,
+    };
     const columns = table.columns.filter((column) => column.name !== "q" && column.name !== "sum");
     const head_row = el(
       "tr",
@@ -167,14 +175,14 @@ export class StepsView {
           `the weights sum to ${show(table.total)}`,
           table.difference === null
             ? ""
-            : `; the sum differs from the model’s own output by at most ${table.difference.toExponential(1)}`,
+            : `; the sum differs from the model’s own output by at most ${show(table.difference)}`,
         ),
       ),
       el(
         "div",
         { class: "steps-q" },
         el("span", { class: "label" }, "q ", el("span", { class: "symbol" }, pretty("q_i"))),
-        vector(table.q, most.q),
+        vector(table.q, most.q, most.dark),
       ),
       el(
         "div",
@@ -186,7 +194,7 @@ export class StepsView {
             "div",
             { class: "steps-q" },
             el("span", { class: "label" }, "sum ", el("span", { class: "symbol" }, pretty("z_i"))),
-            vector(table.sum, most.v),
+            vector(table.sum, most.v, most.dark),
           )
         : el(
             "p",
@@ -198,7 +206,7 @@ export class StepsView {
             "div",
             { class: "steps-q" },
             el("span", { class: "label" }, "after the output projection, with all heads"),
-            vector(table.projection, largestOf(table.projection)),
+            vector(table.projection, largestOf(table.projection), most.dark),
           )
         : "",
       el(
@@ -235,23 +243,24 @@ export class StepsView {
 interface Most {
   q: number;
   v: number;
+  dark: boolean;
 }
 
 function cell(column: StepsColumn, value: unknown, most: Most): HTMLElement {
   if (value === null || value === undefined)
     return el("td", { class: column.kind }, column.name === "masked_score" ? "−∞" : "");
   if (Array.isArray(value))
-    return el("td", { class: "vector" }, vector(value as number[], column.name === "k" ? most.q : most.v));
+    return el("td", { class: "vector" }, vector(value as number[], column.name === "k" ? most.q : most.v, most.dark));
   const number = value as number;
   return el(
     "td",
     { class: column.kind, title: String(number) },
-    column.kind === "weight" ? show(number) : number.toFixed(3),
+    column.kind === "weight" ? show(number) : number.toFixed(3).replace("-", "−"),
   );
 }
 
 // A vector as coloured cells: blue below 0, orange above; its numbers are in the title.
-function vector(values: number[], most: number): HTMLElement {
+function vector(values: number[], most: number, dark: boolean): HTMLElement {
   const shown = values.slice(0, FOLD);
   const canvas = el("canvas", {
     class: "vector-cells",
@@ -271,7 +280,7 @@ function vector(values: number[], most: number): HTMLElement {
     .join("  ");
   const context = canvas.getContext("2d")!;
   shown.forEach((x, i) => {
-    context.fillStyle = css(colorAt("difference", 0.5 + 0.5 * Math.max(-1, Math.min(1, x / (most || 1)))));
+    context.fillStyle = css(signedColor(dark, 0.5 + 0.5 * Math.max(-1, Math.min(1, x / (most || 1)))));
     context.fillRect(i, 0, 1, 1);
   });
   canvas.style.width = `${Math.min(shown.length * 4, 192)}px`;

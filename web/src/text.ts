@@ -168,6 +168,7 @@ export class TextView {
     const words = this.shading.words(
       (i) => run.tokens.name(i),
       (i) => keys.name(i),
+      run.layer(layer).cross,
     );
     const what = run.reading ? `${READ[run.info.of as Reading]}: ` : "";
     this.about.replaceChildren(problem === null ? what + words : sentence(problem));
@@ -188,7 +189,7 @@ export class TextView {
     const info = run.layer(layer);
     if (shade === "received") return (await run.tracks(layer, head)).subarray(info.queries);
     if (shade === "looked") {
-      const key = k ?? q.at(-1) ?? null;
+      const key = k ?? (info.cross ? null : (q.at(-1) ?? null));
       return key !== null && key < info.keys ? run.column(layer, head, key) : null;
     }
     if (!q.length) return null;

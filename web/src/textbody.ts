@@ -189,13 +189,16 @@ export class TextBody {
   }
 
   private markBlock(block: HTMLElement): void {
-    const { q, k } = this.context.state;
+    const { q, k: pinned, layer } = this.context.state;
     const hover = this.context.hover.value;
+    // The keys of a memory have places of their own, which are not those of this text.
+    const memory = this.context.run.value?.info.layers[layer]?.cross;
+    const [k, pointed] = memory ? [null, null] : [pinned, hover?.k];
     for (const [i, span] of tokensOf(block)) {
       span.classList.toggle("query", q.includes(i));
       span.classList.toggle("key", k === i);
       span.classList.toggle("hover-query", hover?.q === i);
-      span.classList.toggle("hover-key", hover?.k === i);
+      span.classList.toggle("hover-key", pointed === i);
       span.classList.toggle("hit", this.found(i));
     }
   }

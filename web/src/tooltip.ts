@@ -11,6 +11,7 @@ export class Tooltip {
   private stop: AbortController | null = null;
   private ask = debounced(60, (head: HeadRef, cells: Cells) => void this.more(head, cells));
   private last = "";
+  private at: { x: number; y: number; area: DOMRect } | null = null;
 
   // Called with what was found, when it is complete.
   constructor(private found: (text: string) => void) {}
@@ -38,11 +39,21 @@ export class Tooltip {
       this.draw(heads, cells, value, null, pool);
       if (heads.length === 1) this.ask(head, cells);
     }
+    this.at = { x, y, area };
     this.node.hidden = false;
+    this.place();
+  }
+
+  // Beside the pointer, and whole: what is said of a cell grows when the server has answered.
+  private place(): void {
+    if (!this.at) return;
+    const { x, y, area } = this.at;
     const { offsetWidth: width, offsetHeight: height } = this.node;
-    const left = x + 18 + width > area.width ? x - width - 14 : x + 18;
-    const top = y + 18 + height > area.height ? y - height - 14 : y + 18;
-    this.node.style.transform = `translate(${Math.max(2, Math.round(left))}px, ${Math.max(2, Math.round(top))}px)`;
+    const within = (at: number, size: number, room: number) => {
+      const beside = at + 18 + size > room ? at - size - 14 : at + 18;
+      return Math.max(2, Math.min(Math.round(beside < 2 ? at + 18 : beside), Math.floor(room) - size - 2));
+    };
+    this.node.style.transform = `translate(${within(x, width, area.width)}px, ${within(y, height, area.height)}px)`;
   }
 
   private async more(head: HeadRef, cells: Cells): Promise<void> {
@@ -64,7 +75,9 @@ export class Tooltip {
         cols,
         this.stop.signal,
       );
-      if (key === this.last && !this.node.hidden) this.draw([head], cells, null, peek, "");
+      if (key !== this.last || this.node.hidden) return;
+      this.draw([head], cells, null, peek, "");
+      this.place();
     } catch (error) {
       if (!aborted(error)) return; // the weight is there already; the rest stays out
     }
@@ -176,5 +189,5 @@ export class Tooltip {
 }
 
 function signed(x: number): string {
-  return Number.isNaN(x) ? "masked" : x > 0 ? `+${show(x)}` : show(x).replace("-", "−");
+  return Number.isNaN(x) ? "masked" : x > 0 ? `+${show(x)}` : show(x);
 }

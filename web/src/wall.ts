@@ -141,6 +141,13 @@ export class Wall {
       const value = (place: Place) => this.value(run, place) ?? -sign * Infinity;
       this.listed.sort((a, b) => sign * (value(a) - value(b)) || a.layer - b.layer || a.head - b.head);
     }
+    // Arrows begin at the head that is open.
+    const { layer, head } = this.context.state;
+    if (document.activeElement !== this.board)
+      this.cursor = Math.max(
+        0,
+        this.listed.findIndex((place) => place.layer === layer && place.head === head),
+      );
     const table = thumbTable(this.context.scale());
     const cells = this.listed.map((place, i) => this.cell(run, place, i, table));
     if (byLayer)

@@ -74,4 +74,9 @@ describe("the strongest", () => {
     expect(kept.filter((line) => line.q === 0).map((line) => line.k)).toEqual([18, 16, 14, 12, 10, 8, 6, 4]);
     expect(kept).toHaveLength(16);
   });
+
+  test("of a reading with a sign the strongest links are those of the largest size", () => {
+    const lines = Array.from({ length: 9 }, (_, k) => ({ q: 0, k, weight: k ? k / 20 : -0.9 }));
+    expect(strongest(lines).map((line) => line.k)).toEqual([0, 8, 7, 6, 5, 4, 3, 2]);
+  });
 });
