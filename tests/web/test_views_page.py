@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -215,3 +217,44 @@ def test_what_is_found_does_not_look_like_what_is_looked_at(visiting: Open) -> N
     [found] = set(page.evaluate(shades)) - before
     red, green, blue = map(int, found.removeprefix("rgb(").removesuffix(")").split(","))
     assert min(red, green) - blue > 60, "as one marks with a pen, not the blue of shading"
+
+
+def test_an_exported_map_has_the_colours_of_the_page(visiting: Open, tmp_path: Path) -> None:
+    """Cell by cell, in the drawing and in the picture, of the part that is on the screen."""
+    page = visiting(make_run(sights(16), words(16)), "L=1&H=2").page
+    box = page.locator(".centre-map .surface").bounding_box()
+    assert box is not None
+    shown = np.asarray(Image.open(io.BytesIO(page.locator(".centre-map .surface").screenshot())).convert("RGB"))
+    side = min(box["width"], box["height"]) / 16
+    files = {}
+    for name in ("SVG", "PNG"):
+        page.keyboard.press("e")
+        with page.expect_download() as caught:
+            page.click(f"dialog[open] button:text-is('{name}')")
+        files[name] = tmp_path / name
+        caught.value.save_as(files[name])
+        page.keyboard.press("Escape")
+    drawing = ElementTree.fromstring(files["SVG"].read_text(encoding="utf-8"))
+    name = "{http://www.w3.org/2000/svg}"
+    cells = [one.attrib for one in drawing.findall(f"{name}g/{name}rect")]
+    left, top = (min(float(one[axis]) for one in cells) for axis in "xy")
+    picture = np.asarray(Image.open(files["PNG"]).convert("RGB")).astype(int)
+    scale = picture.shape[1] / float(drawing.attrib["width"])
+    seen = set()
+    for one in cells:
+        x, y, size = (float(one[axis]) for axis in ("x", "y", "width"))
+        k, q = round((x - left) / size), round((y - top) / size)
+        seen.add((q, k))
+        if k > q:
+            assert one["fill"] == "url(#masked)", "what is masked is not what is 0"
+            continue
+        on_page = shown[int((q + 0.5) * side), int((k + 0.5) * side)].astype(int)
+        drawn = [int(part) for part in one["fill"].removeprefix("rgb(").removesuffix(")").split(",")]
+        painted = picture[int((y + size / 2) * scale), int((x + size / 2) * scale)]
+        assert np.abs(on_page - drawn).max() <= 2, (q, k)
+        assert np.abs(on_page - painted).max() <= 2, (q, k)
+    assert seen == {(q, k) for q in range(16) for k in range(16)}
+    masked = picture[int(top * scale) : int((top + size) * scale), int((left + 2 * size) * scale) :][
+        :, : int(size * scale)
+    ]
+    assert len(np.unique(masked.reshape(-1, 3), axis=0)) > 1, "hatched in the picture too"

@@ -87,6 +87,11 @@ export function paper(dark: boolean): Rgb {
   return dark ? [36, 36, 45] : [255, 255, 255];
 }
 
+// What is masked is hatched: the ground, and the lines on it.
+export function hatchColors(dark: boolean): [string, string] {
+  return dark ? ["#1d1d24", "#33333d"] : ["#f4f3f5", "#dddbe0"];
+}
+
 export function colorOf(scale: Scale, weight: number): Rgb | null {
   if (Number.isNaN(weight)) return null;
   if (scale.difference) return signedColor(scale.dark, 0.5 + 0.5 * signedPosition(scale, weight));

@@ -1,6 +1,6 @@
 // Taking the view away: a picture with axes, legend and caption, or the exact numbers of what is visible.
 
-import { colorOf, css, paper, rampColor, show, signedColor } from "./colors";
+import { colorOf, css, hatchColors, paper, rampColor, show, signedColor } from "./colors";
 import type { Context } from "./context";
 import { el, svg } from "./dom";
 import { type Cells, single, ticks } from "./grid";
@@ -133,7 +133,7 @@ export class ExportDialog {
     node.append(svg("rect", { width, height, fill: css(paper(dark)) }));
     const shift = { x: left - Math.max(grid.ox, 0), y: top - Math.max(grid.oy, 0) };
     const count = (cells.q1 - cells.q0) * (cells.k1 - cells.k0);
-    if (count <= CELLS_AS_SHAPES && !grid.pooled) node.append(this.shapes(view, cells, shift));
+    if (count <= CELLS_AS_SHAPES && !grid.pooled) node.append(this.hatch(dark), this.shapes(view, cells, shift));
     else {
       const part = el("canvas", { attrs: { width: Math.round(mapWidth), height: Math.round(mapHeight) } });
       const ratio = canvas.width / grid.width;
@@ -225,18 +225,30 @@ export class ExportDialog {
         const bin = grid.bin(q, k);
         const value = single(bin) ? view.valueAt(bin)?.value : undefined;
         const color = value === undefined ? null : colorOf(look.scale, value);
-        if (!color) continue;
+        if (value === undefined) continue;
         group.append(
           svg("rect", {
             x: (grid.x(k) + shift.x).toFixed(2),
             y: (grid.y(q) + shift.y).toFixed(2),
             width: grid.cw.toFixed(2),
             height: grid.ch.toFixed(2),
-            fill: css(color),
+            fill: color ? css(color) : "url(#masked)",
           }),
         );
       }
     return group;
+  }
+
+  // Hatched, as on the page: what is masked is not what is 0.
+  private hatch(dark: boolean): SVGPatternElement {
+    const [ground, lines] = hatchColors(dark);
+    const size = { width: 8, height: 8 };
+    return svg(
+      "pattern",
+      { id: "masked", patternUnits: "userSpaceOnUse", ...size },
+      svg("rect", { ...size, fill: ground }),
+      svg("path", { d: "M-8 8 0 0M0 8 8 0M8 8 16 0", stroke: lines }),
+    );
   }
 
   // A file that the server makes. In a notebook no link leads to it: its bytes come as a message.

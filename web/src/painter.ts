@@ -1,6 +1,6 @@
 // Draws the tiles of a map onto one canvas, edge to edge: whole device pixels, so that no seam can show.
 
-import { colorTable, css, paint, paper, type Scale } from "./colors";
+import { colorTable, css, hatchColors, paint, paper, type Scale } from "./colors";
 import { blank } from "./dom";
 import { type Cells, type Grid, TILE } from "./grid";
 import { type Loader, tileKey, type Wanted } from "./loader";
@@ -218,10 +218,10 @@ export class Painter {
       const tile = document.createElement("canvas");
       tile.width = tile.height = size;
       const c = tile.getContext("2d")!;
-      const dark = this.scale?.dark ?? false;
-      c.fillStyle = dark ? "#1d1d24" : "#f4f3f5";
+      const [ground, lines] = hatchColors(this.scale?.dark ?? false);
+      c.fillStyle = ground;
       c.fillRect(0, 0, size, size);
-      c.strokeStyle = dark ? "#33333d" : "#dddbe0";
+      c.strokeStyle = lines;
       c.lineWidth = Math.max(1, ratio);
       c.beginPath();
       for (const shift of [-size, 0, size]) {
