@@ -197,7 +197,8 @@ class App {
         const held = queries.map((query) => context.source.held?.(layer, head, query, key, run.asked));
         if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
         weight.before(": "); // no colon where no number follows
-        if (run.info.of === "influence" && run.info.aim) weight.after(` ${aimWords(run.info.aim)}`);
+        if (run.info.of === "influence" && run.info.aim)
+          weight.after(el("span", { class: "aim" }, ` ${aimWords(run.info.aim)}`));
         weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
       } catch {
         // the sentence stands without its number
