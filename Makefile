@@ -57,7 +57,7 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs families clean test-lowest \
+.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs families peers clean test-lowest \
   ray-test notebook-test $(TRY_PAGE)
 
 help: ## show this list
@@ -130,13 +130,35 @@ $(FAMILIES_DEV): $(PINS)
 	  -e '.[watch]' timm diffusers x-transformers
 	@touch $@
 
+# Other tools that are asked the same questions. Three environments: inseq wants a typeguard older than 2.14 and
+# TransformerLens one from 4.2 on, and LXT cannot be imported with transformers 5. Each keeps the others' figures; the
+# last one has the transformers that all but LXT run on.
+PEERS      := .venv-peers
+PEERS_DEV  := $(PEERS)/.stamp-dev
+PEERS_PIP  := -m pip --disable-pip-version-check -qq install --no-compile -e . torch==2.13.0
+PEERS_OLD  := transformers tokenizers huggingface_hub
+peers: export HF_HUB_OFFLINE := 1
+peers: $(PEERS_DEV) ## influence and edits beside captum, TransformerLens, inseq and LXT: results. Five minutes
+	@$(PEERS)/lxt/bin/python benchmarks/peers.py --part lxt
+	@$(PEERS)/inseq/bin/python benchmarks/peers.py --part inseq
+	@$(PEERS)/hooks/bin/python benchmarks/peers.py --part heads edges edits effects
+
+$(PEERS_DEV): $(PINS)
+	@echo "Installing captum, TransformerLens, inseq and LXT into $(PEERS), in three environments."
+	@for one in hooks inseq lxt; do $(PYTHON) -m venv --clear $(PEERS)/$$one || exit 1; done
+	@$(PEERS)/hooks/bin/python $(PEERS_PIP) -c constraints.txt transformers captum==0.9.0 transformer-lens==4.3.0
+	@$(PEERS)/inseq/bin/python $(PEERS_PIP) -c constraints.txt transformers inseq==0.7.1
+	@grep -v $(PEERS_OLD:%=-e '^%==') constraints.txt > $(PEERS)/lxt/constraints.txt
+	@$(PEERS)/lxt/bin/python $(PEERS_PIP) -c $(PEERS)/lxt/constraints.txt transformers==4.52.4 lxt==2.1
+	@touch $@
+
 # Gigabytes of CUDA for each; the Pythons must be there, as pyenv and others install them.
 PYTHONS ?= python3.11 python3.12 python3.13
 installs: $(RUN) ## the install from the package index alone, timed, for each Python
 	@$(BIN)/python benchmarks/installs.py $(PYTHONS)
 
 clean: ## remove everything make has made, the environment included
-	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(FAMILIES) $(NOTEBOOK) $(RAY) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(WHEEL) $(FAMILIES) $(NOTEBOOK) $(RAY) $(PEERS) web/node_modules dist build site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):

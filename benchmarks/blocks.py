@@ -61,7 +61,7 @@ def where(results: Results, kind: str, *names: str) -> str:
         return "NVIDIA H200" if kind == "gpu" else "CPU"
     versions = [
         "torch",
-        *(name for name in ("triton", "transformers", "x-transformers", "bertviz", "captum") if name in about),
+        *(name for name in ("triton", "transformers", "x-transformers", "bertviz") if name in about),
     ]
     told = ", ".join(f"{name} {about[name].partition('+')[0]}" for name in versions)
     old = f" {OLD}" if any(results.is_old(f"{name}-{kind}") for name in names) else ""
@@ -195,7 +195,7 @@ def account(results: Results, kind: str) -> str:
 
 
 def influence(results: Results, kind: str) -> str:
-    """What edges cost beside torch's passes, and rows beside captum."""
+    """What edges cost beside torch's passes, and rows beside the backward pass alone."""
     name = f"influence-{kind}"
     rows = [
         (
@@ -211,11 +211,6 @@ def influence(results: Results, kind: str) -> str:
         (row["call"], f"{row['tokens']:,}", f"{times(row['of_backward'])} of the backward without it",
          duration(row["median_ms"]))
         for row in results.rows(name, call="rows and heads")
-    ]  # fmt: skip
-    rows += [
-        (row["call"] + ": rows and heads, no edges", f"{row['tokens']:,}",
-         f"{times(row['of_ours'])} of `sl.watch` and `seen.backward`", duration(row["median_ms"]))
-        for row in results.rows(name, part="captum")
     ]  # fmt: skip
     rows += [
         (row["call"], f"{row['tokens']:,}", f"{size(row['peak_mebibytes'])} at most", duration(1e3 * row["seconds"]))
@@ -321,6 +316,19 @@ def edits(results: Results, kind: str) -> str:
             rows.append((f"{row['call']}, {row['heads']} heads", long, of, took, ""))
     head = ("", "tokens", "of what", "time", "memory")
     return f"{where(results, kind, 'edits')}.\n\n" + table(head, rows)
+
+
+def other_tools(results: Results) -> str:
+    """The same questions asked of others: time beside ours, memory, and how far the numbers are from float64's."""
+    rows, before = [], None
+    for row in results.rows("peers-cpu"):
+        question = (row["call"], f"{row['tokens']:,}")
+        shown = question if question != before else ("", "")
+        off = "" if row["apart"] is None else f"{row['apart']:.0e}"
+        rows.append((*shown, row["by"], times(row["of_ours"]), duration(row["median_ms"]), size(row["mebibytes"]), off))
+        before = question
+    head = ("", "tokens", "by", "of ours", "time", "memory", "off by")
+    return f"{where(results, 'cpu', 'peers')}.\n\n" + table(head, rows, words=(0, 2))
 
 
 def page_size(results: Results) -> str:
@@ -525,6 +533,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "survey": survey,
     "on-paper": on_paper,
     "peers": peers,
+    "other-tools": other_tools,
     "scoreboard": lambda results: table(*scoreboard(results), words=(0, 1, 5)),
     "models": models,
     "page-size": page_size,

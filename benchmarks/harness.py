@@ -20,7 +20,8 @@ RESULTS = Path(__file__).parent / "results"
 # `sightline bench --quick`: a look in seconds at whether everything runs. Such results are marked, and never published.
 QUICK = os.environ.get("SIGHTLINE_BENCH_QUICK") == "1"
 # Peers whose version is written down when they took part.
-PEERS = {"transformers": "transformers", "x_transformers": "x-transformers", "bertviz": "bertviz", "captum": "captum"}
+PEERS = {"transformers": "transformers", "x_transformers": "x-transformers", "bertviz": "bertviz", "captum": "captum",
+         "transformer_lens": "transformer-lens", "inseq": "inseq", "lxt": "lxt"}  # fmt: skip
 earlier: dict[str, str] = {}  # versions of peers in rows that are kept from an earlier run
 
 

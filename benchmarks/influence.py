@@ -1,15 +1,13 @@
 """What influence costs: rows and heads, strongest edges, pictures and magnitudes, beside what one would do otherwise.
 
-    python benchmarks/influence.py [--part backward edges captum long] [--threads 2] [--out FOLDER]
+    python benchmarks/influence.py [--part backward edges long] [--threads 2] [--out FOLDER]
 
 `backward` is the backward pass alone, of a graph that stays: to the heads' outputs by torch.autograd.grad, and by
 seen.backward; and a run with the model's own backward pass, watched without influence, and with it. `edges` is one call
 of `sl.look` with the eight strongest edges of each row, a picture and magnitudes by key, beside torch's forward and
 backward pass of the same call, and eager attention with its gradients retained, which then still has all that to look
-up. `captum` gives gradient x activation at the same places (LayerGradientXActivation): rows and head totals, no edges;
-it is measured where captum can be imported, in an environment of its own, and else kept as it was. `long`, on a GPU,
-runs 131,072 tokens through a model of Llama-3-8B's shape, frozen, with the influence of its last two layers. All are
-interleaved.
+up. `long`, on a GPU, runs 131,072 tokens through a model of Llama-3-8B's shape, frozen, with the influence of its last
+two layers. All are interleaved. Other tools stand beside it in `peers.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -116,31 +113,6 @@ def done_by(*given: Tensor) -> str:
     return "Triton kernels" if gpu_readings.takes(sight._levels, sight.extra) else "torch's operations"
 
 
-def captum(tokens: int) -> list[dict]:
-    """Gradient x activation by captum, which is g.o: the same numbers of every row and head."""
-    from captum.attr import LayerGradientXActivation
-
-    model, x = model_of(), torch.randn(1, tokens, 512, device=DEVICE)
-    places = [layer.attention.output for layer in model[0].layers]
-    method = LayerGradientXActivation(lambda x: TARGET(model(x)), places)
-
-    def theirs() -> list[Tensor]:
-        return method.attribute(x, attribute_to_layer_input=True)
-
-    def ours() -> Tensor:
-        with sl.watch(model, stats=(), influence=True) as seen:
-            seen.backward(TARGET(model(x)))
-        return seen.by_head()
-
-    # [1, queries, heads x dim] of each layer
-    totals = torch.stack([part[0].detach().unflatten(-1, (8, -1)).sum((0, 2)) for part in theirs()])
-    mine = ours()[0].to(totals)
-    difference = float((totals - mine).abs().max() / totals.abs().max())
-    found = compare({"captum": theirs, "ours": ours}, repeats=7)
-    row = {"call": "captum, LayerGradientXActivation", "tokens": tokens, "difference": difference, **found["captum"]}
-    return [row | {"of_ours": ratio(found, "captum", "ours")}]
-
-
 def long() -> list[dict]:
     """131,072 tokens, the influence of the last two layers: rows, strongest edges, pictures, magnitudes."""
     from watch import large_model, peak, text
@@ -160,7 +132,7 @@ def long() -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="*", default=["backward", "edges", "captum", *(["long"] if GPU else [])])
+    parser.add_argument("--part", nargs="*", default=["backward", "edges", *(["long"] if GPU else [])])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -172,12 +144,10 @@ def main() -> None:
             for tokens in CELLS["lengths"]
             for causal in (True, False)
         ],
-        "captum": [lambda tokens=tokens: captum(tokens) for tokens in LENGTHS] if find_spec("captum") else [],
         "long": [long],
     }
-    measured = [part for part in options.part if parts[part]]
-    rows = kept("influence", "part", measured, options.out)
-    for part in measured:
+    rows = kept("influence", "part", options.part, options.out)
+    for part in options.part:
         for run in parts[part]:
             for row in run():
                 rows.append({"part": part, **row})

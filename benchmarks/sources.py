@@ -35,6 +35,7 @@ MEASURED = {
     "explorer": (*ACCOUNTS, "explore", "web"),
     "page_size": ("explore",),
     "influence": WATCHING,
+    "peers": (*WATCHING, "editing"),
 }
 
 
