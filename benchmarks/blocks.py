@@ -328,7 +328,10 @@ def other_tools(results: Results) -> str:
         rows.append((*shown, row["by"], times(row["of_ours"]), duration(row["median_ms"]), size(row["mebibytes"]), off))
         before = question
     head = ("", "tokens", "by", "of ours", "time", "memory", "off by")
-    return f"{where(results, 'cpu', 'peers')}.\n\n" + table(head, rows, words=(0, 2))
+    if not rows:
+        return table(head, rows)
+    rounds = " to ".join(str(count) for count in sorted({row["runs"] for row in results.rows("peers-cpu")}))
+    return f"{where(results, 'cpu', 'peers')}; rounds: {rounds}.\n\n" + table(head, rows, words=(0, 2))
 
 
 def page_size(results: Results) -> str:

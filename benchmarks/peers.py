@@ -1,7 +1,7 @@
 """The same question asked of Sightline and of what one would use otherwise, on one small model with random weights.
 
     make peers    # installs the peers into .venv-peers and measures, each in the environment that it needs
-    python benchmarks/peers.py [--part heads edges edits effects inseq lxt] [--threads 2] [--out FOLDER]
+    python benchmarks/peers.py [--part heads edges edits effects inseq lxt] [--threads 2] [--rounds 5]
 
 `heads`: the influence of every head on a difference of two logits, by `sl.watch` and `seen.backward`, by captum's
 LayerGradientXActivation, by hooks of TransformerLens and by torch alone. `edges`: the eight strongest edges of every
@@ -37,6 +37,7 @@ SHAPE = {"vocab_size": WORDS, "hidden_size": 512, "intermediate_size": 1024, "nu
          "initializer_range": 0.05, "use_cache": False}  # fmt: skip
 TARGET = sl.targets.logit(7, than=3)
 OURS, HAND = "Sightline", "torch by hand"
+ROUNDS = 5
 SAME = 1e-5  # of the largest number there is
 Runs = dict[str, Callable[[], Any]]
 
@@ -70,14 +71,13 @@ def measured(
     tokens: int,
     runs: Runs,
     error: Callable[[Any], float | None] = lambda _: None,
-    repeats: int = 5,
 ) -> list[dict]:
     """A row for each candidate: time and memory, and how far its numbers are from those in float64."""
     apart = {name: error(run()) for name, run in runs.items()}
     wrong = {name: far for name, far in apart.items() if far is not None and not far <= SAME}
     assert not wrong, f"{call}, {tokens} tokens: not the numbers of float64, {wrong}"
     memory = {name: peak(run, torch.empty(0)) for name, run in runs.items()}
-    result = compare(runs, repeats, warmups=0)  # each ran twice by now
+    result = compare(runs, ROUNDS, warmups=0)  # each ran twice by now
     rows = []
     for name in runs:
         row = {"part": part, "call": call, "by": name, "tokens": tokens, "of_ours": ratio(result, name, OURS)}
@@ -166,7 +166,7 @@ def edges(tokens: int) -> list[dict]:
         return max(relative(x.abs(), y.abs()) for x, y in zip(found, exact, strict=True))
 
     runs = {OURS: ours, "eager, gradients of its maps": by_hand}
-    return measured("edges", "strongest edges of every row", tokens, runs, error, 3 if tokens > 1024 else 5)
+    return measured("edges", "strongest edges of every row", tokens, runs, error)
 
 
 def without_head(model: Any, ids: Tensor, layer: int, head: int) -> Any:
@@ -269,7 +269,7 @@ def effects(tokens: int) -> list[dict]:
         HAND: lambda: one_by_one(without_head, model),
         named("TransformerLens", "transformer-lens"): lambda: one_by_one(without_head_in_lens, bridged),
     }
-    return measured("effects", "every head taken out in turn", tokens, runs, error, 3)
+    return measured("effects", "every head taken out in turn", tokens, runs, error)
 
 
 def inseq(tokens: int) -> list[dict]:
@@ -293,7 +293,7 @@ def inseq(tokens: int) -> list[dict]:
     given = theirs().sequence_attributions[0].target_attributions
     assert given.shape[0] == tokens + 1, f"inseq saw {given.shape[0]} places, and not {tokens + 1}"
     runs = {OURS: lambda: influence(model, ids), named("inseq", "inseq"): theirs}
-    return measured("inseq", "saliency of inputs, another quantity", tokens, runs)
+    return measured("inseq", "saliency of inputs (ours: influence of heads)", tokens, runs)
 
 
 def lxt(tokens: int) -> list[dict]:
@@ -323,7 +323,7 @@ def lxt(tokens: int) -> list[dict]:
     (gradient,) = torch.autograd.grad(TARGET(model(inputs_embeds=x)).sum(), x)
     assert relative(theirs(), (x * gradient).sum(-1)) > 0.01, "LXT changed nothing"
     runs = {OURS: lambda: influence(model, ids), named("LXT", "lxt", "transformers"): theirs}
-    return measured("lxt", "relevance of inputs, another quantity", tokens, runs)
+    return measured("lxt", "relevance of inputs (ours: influence of heads)", tokens, runs)
 
 
 LENGTHS = (256,) if QUICK else (256, 1024)
@@ -339,11 +339,14 @@ PARTS: dict[str, tuple[Callable[[int], list[dict]], tuple[int, ...], tuple[str, 
 
 
 def main() -> None:
+    global ROUNDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is timed; fewer on a busy machine")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    ROUNDS = options.rounds
     torch.set_num_threads(options.threads)
     there = [part for part in options.part if all(importlib.util.find_spec(name) for name in PARTS[part][2])]
     for part in options.part:

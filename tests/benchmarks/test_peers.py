@@ -20,7 +20,8 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def rows(part: str, tokens: int = 256, **more: Any) -> list[dict]:
-    about = {"part": part, "call": f"asked of {part}", "tokens": tokens, "median_ms": 200.0, "mebibytes": 50.0}
+    about = {"part": part, "call": f"asked of {part}", "tokens": tokens, "median_ms": 200.0, "runs": 5}
+    about["mebibytes"] = 50.0
     ours = about | {"by": "Sightline", "of_ours": 1.0, "apart": 2e-6}
     return [ours, about | {"by": "another 1.0", "of_ours": 1.5, "apart": None} | more]
 
@@ -62,5 +63,6 @@ def test_the_table_names_a_question_once(peers: ModuleType, tmp_path: Path) -> N
     about = {"processor": "a processor", "threads": 2, "torch": "2.0+cpu"}
     (tmp_path / "peers-cpu.json").write_text(json.dumps({"machine": about, "results": rows("heads")}))
     shown = blocks.other_tools(tables.Results(tmp_path, current=lambda _: None))
+    assert shown.startswith("a processor, 2 threads, float32, torch 2.0; rounds: 5.")
     assert "| asked of heads | 256 | Sightline | 1.00 | 200 ms | 50 MiB | 2e-06 |" in shown
     assert "|  |  | another 1.0 | 1.50 | 200 ms | 50 MiB |  |" in shown
