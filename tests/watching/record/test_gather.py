@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import watch_cases as tiny
+from sightline.kernels.native import tile as native_tile
 from sightline.lens import Picture
 from sightline.lens.cpu import whole_maps
 from sightline.watching import load, watch
@@ -112,6 +113,27 @@ def test_whole_maps_of_several_calls(monkeypatch, padding, stats):
     monkeypatch.setattr(whole_maps, "_CELLS", 1)
     model, given = tiny.model("llama"), tiny.inputs("llama", padding, 3, length=13)
     check_same(*both_ways(monkeypatch, model, lambda: model(**given), stats=stats))
+
+
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_all_layers_of_a_short_text_are_one_call_of_the_kernel(monkeypatch, padding):
+    """Where there is one; padding is of rows of a batch, and its layers do not wait for each other."""
+    model, given = tiny.model("llama"), tiny.inputs("llama", padding, 2, length=160)
+    maps, run = [], whole_maps.run
+
+    def counting(levels, job, seen):
+        maps.append(levels.call.sizes.batch)
+        return run(levels, job, seen)
+
+    monkeypatch.setattr(whole_maps, "run", counting)
+    together, single = both_ways(monkeypatch, model, lambda: model(**given), stats=("entropy", "received", "overview"))
+    check_same(together, single)
+    layers = len(together.layers)
+    assert layers > 1
+    if native_tile.maps() is not None and padding is None:
+        cells = 2 * model.config.num_attention_heads * 160 * 160
+        assert 1 << 16 < cells <= 1 << 18
+        assert maps[0] == (layers, 2), "all at once"
 
 
 @pytest.mark.parametrize("factor", [1.0, 8.0])

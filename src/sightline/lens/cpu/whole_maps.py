@@ -41,10 +41,10 @@ _PIECES, _ALONE = 8, 1 << 19
 _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 
 
-def can(call: Call) -> bool:
-    """Whether the kernel can do such a call, as far as can be told without its mask and its numbers."""
+def can(call: Call, count: int = 1) -> bool:
+    """Whether the kernel can do such a call, or so many at once, as far as can be told without mask and numbers."""
     s = call.sizes
-    cells = math.prod(s.batch) * s.heads * s.queries * s.keys
+    cells = count * math.prod(s.batch) * s.heads * s.queries * s.keys
     return (
         call.compute_dtype == torch.float32
         and call.softcap is None

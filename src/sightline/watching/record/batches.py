@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sightline.lens.cpu import whole_maps
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.watching.record.account import account, cells_of, is_small
 from sightline.watching.record.decoding_steps import Block
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # Cells of a call that waits, and of all that are accounted for at once. On a CPU what does not fit its cache is slower.
 CELLS = {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 22, 1 << 23)}
+# The same for the kernel in C, which takes one map after the other: what is had once for all of them is its start.
+_WHOLE = (1 << 18, 1 << 21)
 # Bytes of q and k of a call that waits for kernels: longer ones take longer than to have them done.
 _BYTES = 16 << 20
 
@@ -65,12 +68,19 @@ def by_kernels(call: Call) -> bool:
     return (call.mask is None or call.mask.is_positional) and not is_small(8 * cells_of(call))
 
 
+def by_whole_maps(call: Call, count: int) -> bool:
+    """Whether the kernel in C does so many calls at once, one map after the other."""
+    return call.device.type == "cpu" and (call.mask is None or call.mask.is_positional) and whole_maps.can(call, count)
+
+
 def fits(call: Call, device: torch.device) -> bool:
     """Whether a call is so small that it waits for others."""
     cells, most = cells_of(call), CELLS.get(device.type)
     if most is None or not cells:
         return False
     if cells <= most[0] and is_small(cells):
+        return True
+    if cells <= _WHOLE[0] and by_whole_maps(call, most[1] // most[0]):
         return True
     return call.q.nbytes + call.k.nbytes <= _BYTES and by_kernels(call)
 
@@ -120,7 +130,10 @@ def alike(waiting: list) -> Iterator[list]:
             rows = s.queries
         # Their maps, or the keys themselves in the precision of the account.
         cells = math.prod(s.batch) * s.keys * max(s.heads * rows, s.kv_heads * s.dim)
-        size = max(CELLS[device.type][1] // max(cells, 1), 1)
+        most = CELLS[device.type][1]
+        if not isinstance(first, Block) and by_whole_maps(first.call, len(group)):
+            most = _WHOLE[1]
+        size = max(most // max(cells, 1), 1)
         if not isinstance(first, Block) and by_kernels(first.call):
             size = len(group)
         for start in range(0, len(group), size):
