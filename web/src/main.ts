@@ -250,7 +250,6 @@ class App {
     this.compare.show(view === "compare");
     this.wall.show(view === "wall");
     this.written.show(view === "written");
-    this.tabs.querySelector(`#tab-${view}`)?.scrollIntoView({ block: "nearest" });
   }
 
   private panelButtons(): HTMLElement[] {
