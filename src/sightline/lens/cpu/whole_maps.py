@@ -38,18 +38,22 @@ _KEYS = 2048
 _CELLS = native_tile.CELLS
 # Pieces of work, whatever the number of cores, and cells below which waking threads takes longer than it saves.
 _PIECES, _ALONE = 8, 1 << 19
+# A map is one core's work: fewer large ones than these are cut up by the sweep, for all cores.
+_MAPS = 4
 _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 
 
 def can(call: Call, count: int = 1) -> bool:
     """Whether the kernel can do such a call, or so many at once, as far as can be told without mask and numbers."""
     s = call.sizes
-    cells = count * math.prod(s.batch) * s.heads * s.queries * s.keys
+    maps = count * math.prod(s.batch) * s.heads
+    cells = maps * s.queries * s.keys
     return (
         call.compute_dtype == torch.float32
         and call.softcap is None
         and s.keys <= _KEYS
         and cells >= _CELLS
+        and (maps >= _MAPS or cells < _ALONE)
         and native_tile.maps() is not None
     )
 
@@ -121,8 +125,10 @@ def run(levels: Levels, job: Job, seen: Stretches) -> tuple[dict[Any, Any], dict
 
 
 def _in_pieces(kernel: Any, told: Maps, maps: int, s: Any, cells: int) -> None:
-    """All maps, those that share keys one after the other."""
-    size = -(-maps // (_PIECES * s.groups)) * s.groups
+    """All maps, those that share keys one after the other where there are enough."""
+    size = -(-maps // _PIECES)
+    if size >= s.groups:
+        size = -(-size // s.groups) * s.groups
 
     def piece(start: int) -> None:
         block = Block(kernel.memory(s.keys, s.dim), torch.float32)
