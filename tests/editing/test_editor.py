@@ -330,3 +330,64 @@ def test_calls_of_one_layer_can_be_told_apart():
         first, second = model(x)
     assert torch.allclose(first, layer(x, x, x)[0], atol=1e-6)
     assert torch.allclose(second, layer.out_proj.bias.expand_as(second))
+
+
+SPREAD = {
+    "temperature": lambda edits: edits.temperature(2.0, heads=1),
+    "uniform": lambda edits: edits.force("uniform", heads=0, queries=slice(2, None)),
+    "lost": lambda edits: edits.cut(keys=1, renormalize=False, heads=1),
+}
+SINKS, SIGMOID = {"sinks": torch.tensor([0.5, 2.0])}, {"normalizer": "sigmoid"}
+
+
+@pytest.mark.parametrize(
+    "name, options", [*((name, SINKS) for name in SPREAD), ("uniform", SIGMOID), ("lost", SIGMOID)]
+)
+def test_rows_that_do_not_sum_to_one_are_shown_as_what_their_keys_have_among_each_other(name, options):
+    """Entropy and distance are of weights divided by their sum; what a sink has, and what is no softmax, stays so."""
+
+    class Attends(torch.nn.Module):
+        def forward(self, q, k, v):
+            return sl.attention(q, k, v, mask=sl.causal(), **options)
+
+    torch.manual_seed(0)
+    model, given = Attends(), torch.randn(3, 2, 2, 6, 4, requires_grad=True)
+    with sl.watch(model, keep_qk=True, influence=True) as seen, sl.edit(model) as edits:
+        SPREAD[name](edits)
+        out = model(*given)
+        seen.backward(out.sum())
+    sight = seen[0]
+    weights = sight.tile(slice(None), slice(None))
+    torch.testing.assert_close(weights @ given[2], out, rtol=1e-4, atol=1e-5)
+    shares = weights / weights.sum(-1, keepdim=True)
+    far = (torch.arange(6)[:, None] - torch.arange(6)).abs()
+    torch.testing.assert_close(sight.entropy, torch.special.entr(shares).sum(-1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sight.distance, (shares * far).sum(-1), rtol=1e-4, atol=1e-5)
+    if "sinks" in options:
+        torch.testing.assert_close(sight.sink_share, 1 - weights.sum(-1), rtol=1e-4, atol=1e-5)
+    else:
+        with pytest.raises(InputError, match="of a softmax"):
+            sight.tile(slice(None), slice(None), of="pull")
+
+
+@pytest.mark.parametrize("change", [SPREAD["temperature"], lambda edits: edits.temperature(3.0, queries=slice(0, 3))])
+def test_sinks_are_those_of_the_model_in_steps_that_are_edited_and_in_others(change):
+    """A generation is one sight: what some of its steps give to a sink must not be told by another one's."""
+    model = watch_cases.model("gpt-oss", "eager")
+    ids = watch_cases.inputs("gpt-oss", None, batch=2, length=7)["input_ids"]
+    with torch.no_grad():
+        with sl.watch(model, keep_qk=True) as steps, sl.edit(model) as edits:
+            change(edits)
+            whole = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        with sl.watch(model, keep_qk=True) as once, sl.edit(model) as edits:
+            change(edits)
+            model(whole[:, :-1])
+    for layer in steps.layers:
+        one, other = steps[layer], once[layer]
+        for found, expected in (
+            (one.tile(slice(None), slice(None)), other.tile(slice(None), slice(None))),
+            (one.entropy, other.entropy),
+            (one.distance, other.distance),
+            (one.sink_share, other.sink_share),
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -156,7 +156,7 @@ class Block:
         sinks = (
             None
             if call.sinks is None
-            else _expanded(call.sinks, s.batch[0], s.heads)[self.at[0][..., 0], self.at[1][..., 0]]
+            else expanded(call.sinks, s.batch[0], s.heads)[self.at[0][..., 0], self.at[1][..., 0]]
         )
         sinks = None if sinks is None else sinks[..., None].to(scores.dtype).expand(scores.shape[:-1])
         for act in acts:
@@ -270,6 +270,7 @@ def _runs(rows: Tensor) -> Iterator[slice]:
             start = i
 
 
-def _expanded(sinks: Any, batch: int, heads: int) -> Tensor:
+def expanded(sinks: Any, batch: int, heads: int) -> Tensor:
+    """The sinks of a call, one for each member and head."""
     found: Tensor = sinks.expand(batch, heads) if sinks.dim() < 2 else sinks.reshape(-1, heads).expand(batch, heads)
     return found

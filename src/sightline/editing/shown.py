@@ -1,13 +1,13 @@
 """An edited map for those who watch: the call as it was, with what edits add to its scores and hide of its keys.
 
 A large one is never written out: the difference of the scores is a bias, and cuts are masks, given tile by tile. Of
-rows that were told what to look at, and of a whole map whose rows do not sum to 1, the logarithms of the weights stand
-for the scores.
+rows that were told what to look at, and of a whole map with sinks, the logarithms of the weights stand for the scores;
+what these lack to 1 is a sink's then. Of normalisers that know no sink the weights stand for themselves.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from sightline import normalizers
 from sightline.backends.tiles import bias_tile
 from sightline.biases import Bias
 from sightline.editing.cells import Uncut
-from sightline.editing.maps import Block
+from sightline.editing.maps import Block, expanded
 from sightline.watching.intercept.looked import Edited
 
 if TYPE_CHECKING:
@@ -43,13 +43,23 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
         row, seen = known, call.replace(mask=_uncut(call, acts))
     elif spread:
         block = Block(call, block.acts, everything=True)
-        q, row = torch.zeros_like(call.q, dtype=call.compute_dtype), torch.zeros(block.shape, device=call.device)
-        bias: Any = EditedBias(block, None, None)
+        q = torch.zeros_like(call.q, dtype=call.compute_dtype)
         k = block.k if own else call.k
         edited = edited._replace(values=block.v) if own else edited
         sizes = call.sizes._replace(kv_heads=k.shape[1])
-        seen = call.replace(q=q, k=k, bias=bias, sinks=None, softcap=None, mask=None, sizes=sizes)
-        seen = seen.replace(normalizer=normalizers.get("softmax"))
+        seen = call.replace(q=q, k=k, softcap=None, mask=_uncut(call, acts), sizes=sizes)
+        if call.normalizer.is_softmax:
+            assert call.sinks is not None
+            sinks = expanded(call.sinks, *block.shape[:2])[..., None].to(call.compute_dtype)
+            mass = torch.cat([block.weights(strip)[0].sum(-1) for strip in block.strips()], -1)
+            # The sink has what they lack: exp(sink) / (exp(sink) + the sum of the others). One of -inf has nothing.
+            rest = (1 - mass).clamp_min(torch.finfo(mass.dtype).eps / 2).log() - sinks
+            has = rest.isfinite()
+            row, rest = torch.where(has, mass.log() - rest, 0.0), torch.where(has, rest, 0.0)
+            seen = seen.replace(bias=EditedBias(block, None, None, rest))
+        else:
+            row = torch.ones(block.shape, device=call.device)
+            seen = seen.replace(bias=EditedBias(block, None, None), normalizer=normalizers.get("relu"))
     else:
         block = Block(call, block.acts)
         touched, as_told = block.touched(acts), block.touched(told)
@@ -106,9 +116,12 @@ class EditedBias(Bias):
 
     saved_as = None
 
-    def __init__(self, block: Block, touched: Tensor | None, told: Tensor | None) -> None:
-        """`touched` and `told` mark rows of the block; None: all of them are told."""
-        self.block, self.touched, self.told = block, touched, told
+    def __init__(self, block: Block, touched: Tensor | None, told: Tensor | None, rest: Tensor | None = None) -> None:
+        """`touched` and `told` mark rows of the block; None: all of them are told.
+
+        `rest`: by how much their logarithms are raised then, less than 0; None: their weights stand for themselves.
+        """
+        self.block, self.touched, self.told, self.rest = block, touched, told, rest
         self._last: tuple[tuple[int, int], Tensor] | None = None
 
     def tile(
@@ -136,7 +149,8 @@ class EditedBias(Bias):
 
     def _scores(self, rows: slice, columns: slice) -> Tensor:
         if self.told is None:
-            return self._logs(rows)[..., columns]
+            found = self._logs(rows)[..., columns]
+            return found.exp() if self.rest is None else found - self.rest[..., rows, None]
         scores, visible, _, _ = self.block.scores(rows, columns)
         plain = (scores - self.block.capped(rows, columns)).masked_fill(~visible, -torch.inf)
         if not bool(self.told[..., rows].any()):
@@ -164,7 +178,7 @@ class EditedBias(Bias):
             for name in ("mask", "bias", "sinks")
         }
         block = Block(call.replace(**moved, **more), self.block.acts, everything=self.told is None)
-        marks = (None if x is None else x.to(device) for x in (self.touched, self.told))
+        marks = (None if x is None else x.to(device) for x in (self.touched, self.told, self.rest))
         return EditedBias(block, *marks)
 
     def __repr__(self) -> str:
