@@ -475,3 +475,18 @@ def test_under_edits_it_is_of_what_the_model_was_given(implementation):
     assert cut.influence.abs().sum() > 1
     torch.testing.assert_close(cut.tile(*everything, of="influence").sum(-1), cut.influence, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(scaled.tile(*everything, of="influence").sum(-1), scaled.influence, atol=1e-5, rtol=1e-4)
+
+
+def test_a_checkpoint_in_which_nothing_requires_a_gradient_is_refused_in_words():
+    """What was put into the graph for influence is not there when the checkpoint runs again."""
+    layer = Attends(F.scaled_dot_product_attention).requires_grad_(False)
+    model = nn.Sequential(layer)
+    model.forward = lambda x: checkpoint(layer, x, use_reentrant=False)
+    with watch(model, influence=True) as seen:
+        y = model(torch.randn(1, 5, 16)).sum()
+        with pytest.raises(InputError, match="a checkpoint of a frozen model"):
+            seen.backward(y)
+    x = torch.randn(1, 5, 16, requires_grad=True)
+    with watch(model, influence=True) as seen:
+        seen.backward(model(x).sum())
+    assert seen[0].influence.abs().max() > 0

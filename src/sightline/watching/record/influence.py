@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import CheckpointError
 
 from sightline.errors import InputError, InputTypeError
 from sightline.lens.unchanged import count
@@ -154,6 +155,13 @@ class Influence:
         try:
             edges = [tap.edge for tap in taps]
             grads = torch.autograd.grad(y, edges, torch.ones_like(y), retain_graph=True, allow_unused=True)
+        except CheckpointError as error:
+            raise InputError(
+                "a checkpoint of a frozen model does not run again as it ran: its heads' outputs have no gradient then",
+                expected="parameters or inputs that require a gradient",
+                got="a checkpoint in which nothing does",
+                hint="x.requires_grad_(), model.enable_input_require_grads(), or no checkpoints",
+            ) from error
         except RuntimeError as error:
             if "second time" not in str(error) and "freed" not in str(error):
                 raise
