@@ -391,3 +391,22 @@ def test_sinks_are_those_of_the_model_in_steps_that_are_edited_and_in_others(cha
             (one.sink_share, other.sink_share),
         ):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*were not run again inside the block:UserWarning")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_checkpoint_does_not_run_again_with_other_edits(first):
+    torch.manual_seed(0)
+    layer, x = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16, requires_grad=True)
+    model = torch.nn.Sequential(layer)
+    with sl.edit(model) as edits:
+        for _ in range(2):  # what has run again is done with
+            if first:
+                edits.scale(3.0, heads=0)
+            y = checkpoint(lambda x: layer(x, x, x)[0], x, use_reentrant=True).square().sum()
+            if first:
+                y.backward()
+        y = checkpoint(lambda x: layer(x, x, x)[0], x, use_reentrant=True).square().sum()
+        edits.scale(2.0, heads=1)
+        with pytest.raises(InputError, match="runs again with other edits"):
+            y.backward()

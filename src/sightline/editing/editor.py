@@ -59,6 +59,8 @@ class Editor:
         self.means: dict[str, Tensor] = {}
         self.acted: set[int] = set()  # edits that touched something
         self.recomputing = self.recomputed = 0  # calls inside a checkpoint, and those that ran again
+        self.ran: list[list[int]] = []  # the edits of calls in checkpoints that have not run again
+        self.held: list[Edit] = []
         self.depth = self.thread = 0
         parts = inner(model).modules()
         self.crosses = [names[id(part)] for part in parts if id(part) in names and is_cross(names[id(part)], part)]
@@ -224,6 +226,7 @@ class Editor:
             return Edited(attended.out, attended.weights)
         again = torch._C._current_graph_task_id() != -1
         if in_checkpoint():
+            self._check_again(name, [edit for editor, _ in editing for edit in editor.list], again)
             self.recomputed += again
             self.recomputing += not again
             if any(isinstance(layer, str) and "#" in layer for edit in edits for layer in edit.where.said or ()):
@@ -234,6 +237,21 @@ class Editor:
                     hint=f'layers="{name}"',
                 )
         return apply(acts, attended, self.real)
+
+    def _check_again(self, name: str, now: list[Edit], again: bool) -> None:
+        """Refuse to run a checkpoint again with other edits than it ran with: its gradients would be of neither."""
+        if not again:
+            if self.recomputing == self.recomputed:
+                self.ran = []  # all that ran before has run again
+            self.ran.append([id(edit) for edit in now])
+            self.held += now  # so that no other edit has their identity
+        elif any(was != [id(edit) for edit in now] for was in self.ran) or not self.ran:
+            raise InputError(
+                f"{name} is checkpointed, and runs again with other edits than it ran with",
+                expected="the same edits until backward() has been called",
+                got="; ".join(map(repr, now)),
+                hint="call backward() before edits are added or cleared",
+            )
 
     def _place(self, name: str, attended: Attended) -> Place:
         """Where a call stands among all columns."""
