@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plays", type=Path, nargs="?", help="a folder of texts; without it the help of Python is read")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--texts", type=int, default=48)
+    parser.add_argument("--texts", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cut", type=int, default=1600, help="characters of a piece")
     options = parser.parse_args()
