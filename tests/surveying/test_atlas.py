@@ -49,6 +49,18 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_head_whose_numbers_are_none_is_drawn_without_them(bad: float, tmp_path: Path) -> None:
+    text = Text("text", "text")
+    rows = [row(text, 0, 0, 0.5), {**row(text, 0, 1, bad), "links": []}]
+    parts.begin(tmp_path, {"model": "overflows"})
+    parts.write_part(tmp_path, [text], rows)
+    well, ill = atlas(parts.read_rows(tmp_path), "model")["heads"]
+    assert (well["values"][0], list(well["spans"].values())) == (0.5, [0.5])
+    assert (ill["values"], ill["spans"], sum(map(sum, ill["bins"]))) == ([None] * 3, {}, 0)
+    assert write_atlas(tmp_path).is_file()
+
+
 def test_numbers_of_heads(survey: Path) -> None:
     found = atlas(parts.read_rows(survey), "model")
     assert (found["texts"], found["failed"], len(found["heads"])) == (2, 1, 1024)

@@ -63,10 +63,12 @@ def atlas(rows: list[dict[str, Any]], model: str) -> dict[str, Any]:
         at = index[row["number"], row["head"], row["layer"]]
         for i, shown in enumerate(MEASURES):
             value = row[shown.name]
-            table[at, i, texts[row["key"]]] = np.nan if value is None else value
+            # A model whose numbers overflow has measures that are none: not known, as those that were not asked for.
+            table[at, i, texts[row["key"]]] = value if value is not None and math.isfinite(value) else np.nan
         links[at] += [{**link, "name": row["name"]} for link in row["links"]]
         for span in row["spans"]:
-            spans[at].setdefault(span["name"], []).append(span["share"])
+            if math.isfinite(span["share"]):
+                spans[at].setdefault(span["name"], []).append(span["share"])
     means = np.full(table.shape[:2], np.nan)
     some = ~np.isnan(table).all(-1)
     means[some] = np.nanmean(table[some], -1)
