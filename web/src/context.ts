@@ -33,7 +33,7 @@ export class Context {
   readonly way = carried(); // to the kernel of a notebook, if this is a widget
   readonly store = new Store(this.way !== null);
   private opening = 0;
-  private comes: string | null = null; // the run that is being opened
+  private comes: { id: string; here: Promise<void> } | null = null; // the run that is being opened
 
   constructor() {
     const data = embeddedData();
@@ -82,7 +82,8 @@ export class Context {
     const open = this.run.value;
     if (open && open.id === id && !fresh) return;
     const now = ++this.opening;
-    this.comes = id;
+    let arrived = () => {};
+    this.comes = { id, here: new Promise((done) => (arrived = done)) };
     this.busy.value = true;
     try {
       const info = await this.source.run(id);
@@ -114,6 +115,7 @@ export class Context {
         this.busy.value = false;
         this.comes = null;
       }
+      arrived();
     }
   }
 
@@ -163,8 +165,10 @@ export class Context {
 
   // A run that is being written has new rows: the same view, with more of them.
   async grow(id: string): Promise<void> {
+    const coming = this.comes?.id === id;
+    if (coming) await this.comes?.here; // as an address says, and not anew; there may be more of it by then
     const open = this.run.value;
-    if (this.comes === id) return; // as an address says, and not anew
+    if (coming && open?.id !== id) return;
     if (!open || open.id !== id) return this.open(id, true);
     const info = await this.source.run(id);
     if (this.run.value !== open || !isRun(info) || (info.revision === open.rev && info.growing === open.info.growing))

@@ -268,8 +268,9 @@ export class Header {
     }
   }
 
-  // There is something to look at: the text box gives way.
+  // There is something to look at: the text box gives way, unless someone has opened it for another text.
   private settle(): void {
+    if (!this.composer.node.classList.contains("alone")) return;
     this.composer.node.classList.remove("alone");
     this.composer.node.hidden = true;
     this.newButton.setAttribute("aria-expanded", "false");

@@ -1,0 +1,75 @@
+"""News of a run that comes late, or early: while the page still opens it, and while somebody types another text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from playwright.sync_api import Browser, Route
+
+from sightline.web.jobs import performer
+from sightline.web.service import Service
+from web.browser import Live, Trained, Visit
+
+HEADS = "document.querySelectorAll('.head').length"
+
+
+@contextmanager
+def held(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Visit, Service, threading.Event]]:
+    """A page and a model that does three layers, and the others when it is told to."""
+    monkeypatch.setattr("sightline.explore.model_runs.EVERY", 0.0)
+    monkeypatch.setattr("sightline.explore.model_runs.SHARE", 1e9)  # every layer is looked at, however long that takes
+    models, go = Trained(["minilm"]), threading.Event()
+    service = Service(performer(models, lambda run: service.library.add(run)), models)
+    server = Live(service)
+    visit = Visit(browser, server.base)
+    hook = models.get("minilm")[0].encoder.layers[3].register_forward_pre_hook(lambda *_: go.wait(120) and None)
+    try:
+        yield visit, service, go
+    finally:
+        go.set()
+        hook.remove()
+        visit.close()
+        server.close()
+
+
+def test_a_text_box_that_was_opened_stays_when_a_run_is_done(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held(browser, monkeypatch) as (visit, _, go):
+        page = visit.page
+        page.goto(visit.base)
+        page.click(".composer button[type=submit]")
+        visit.until(f"{HEADS} === 36")
+        page.click("text=New text")
+        page.fill("textarea", "another text")
+        go.set()
+        visit.until(f"{HEADS} === 72")
+        visit.settle()
+        assert page.locator(".composer").is_visible()
+        assert page.locator("textarea").input_value() == "another text"
+
+
+def test_a_run_that_is_done_while_it_is_opened_has_all_its_layers(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its summaries are on their way when the news comes: opened with the layers that were there, it stayed so."""
+    with held(browser, monkeypatch) as (visit, _, go):
+        page, routes = visit.page, list[Route]()
+        page.clock.install()
+        page.goto(visit.base)
+        page.wait_for_selector(".composer.alone")
+        page.route("**/portraits*", lambda route: route.continue_() if go.is_set() else routes.append(route))
+        page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=10))  # nobody waits for them in vain
+        page.click(".composer button[type=submit]")
+        while not routes:
+            page.wait_for_timeout(20)
+        with page.expect_response(lambda answer: answer.url == f"{visit.base}api/runs") as listed:
+            go.set()
+        assert not listed.value.json()["runs"][0]["growing"]
+        for route in routes:
+            route.continue_()
+        page.clock.resume()
+        visit.until(f"{HEADS} === 72")
+        visit.until("location.hash.includes('L=3&H=1&')")
