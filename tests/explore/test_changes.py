@@ -16,7 +16,9 @@ def test_they_are_edits_of_the_library() -> None:
     made.scale(0.5, layers=[5])
     made.boost(2.0, heads=[1], keys=9)
     made.cut(keys=0)
+    made.scale(123456.654321, heads=[(0, 1)])  # every digit counts
     texts = ["ablate:23.3", "cut:23.3:q13:k3-7", "scale:5.*:x0.5", "boost:*.1:k9:x2", "cut:*.*:k0"]
+    texts += ["scale:0.1:x123456.654321"]
     assert edits_of(texts) == made
     scope = {"edits": sl.Edits()}
     for text in texts:

@@ -5,6 +5,7 @@ One table has them all; a route that is not in it fails the first test.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from sightline.web.app import application
 from sightline.web.guard import LARGEST_BODY
 from sightline.web.jobs import performer
+from sightline.web.routes import routes
 from sightline.web.service import Service
 from web.conftest import Client
 from web.test_effects import TEXT, Tiny
@@ -90,6 +93,17 @@ TABLE = [
     Route("GET", "events", early=200),
     Route("DELETE", "", early=204, good=204),
 ]
+# What is not about one run. Orders of runs are tried below, the others answer from memory.
+OTHERS = {
+    ("GET", "/api/limits"),
+    ("GET", "/api/runs"),
+    ("POST", "/api/runs"),
+    ("GET", "/api/openapi.json"),
+    ("GET", "/api/docs"),
+    ("GET", "/"),
+    ("GET", "/static/{name}"),
+    ("GET", "/favicon.ico"),
+}
 NAMES = [f"{route.method} {route.path}" for route in TABLE]
 OVER_HTTP = {"origin": "https://evil.example"}, {"host": "evil.example"}, {"sec-fetch-site": "cross-site"}
 
@@ -146,14 +160,27 @@ def refused(answer: httpx.Response, status: int) -> None:
 
 
 def test_the_table_has_every_route_and_the_api_page_describes_it(client: Asked) -> None:
+    """Those of the application itself, hidden ones too: each is asked for by one line of the table, or has a test."""
+    own = [route for route in application(client.service).app.routes if hasattr(route, "methods")]
+    assert len(application(client.service).app.routes) == len(own) + 1, "one router is included, the one below"
+    served = [
+        (method, route)
+        for route in (*own, *routes(client.service).routes)
+        for method in route.methods - {"HEAD"}
+        if (method, route.path) not in OTHERS
+    ]
+    lines: dict[tuple[str, str], list[str]] = {(method, route.path): [] for method, route in served}
+    for line in TABLE:
+        path = f"/api/runs/x/{line.path}".rstrip("/")
+        hit = [
+            (method, route.path) for method, route in served if method == line.method and route.path_regex.match(path)
+        ]
+        assert len(hit) == 1, f"{line.method} {path} is answered by {hit}"
+        lines[hit[0]].append(line.path)
+    assert {route: found for route, found in lines.items() if len(found) != 1} == {}
     api = client.get("/api/openapi.json").json()
-    described = {
-        (method.upper(), path.removeprefix("/api/runs/{run}").strip("/").split("/")[0])
-        for path, methods in api["paths"].items()
-        for method in methods
-        if "{run}" in path
-    }
-    assert described == {(route.method, route.path.split("/")[0]) for route in TABLE}
+    described = {(method.upper(), path) for path, methods in api["paths"].items() for method in methods}
+    assert described == {*lines, *(other for other in OTHERS if other[1] in ("/api/limits", "/api/runs"))}
     for methods in api["paths"].values():
         for operation in methods.values():
             assert operation["description"]
@@ -208,12 +235,69 @@ def test_a_full_queue_says_when_to_come_again(client: Asked, route: Route, monke
     assert ask(client, route, client.run).status_code == route.good
 
 
+def test_orders_of_runs_have_limits_too(client: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = {"text": "a new text", "model": "tiny"}
+    for headers in OVER_HTTP:
+        refused(client.post("/api/runs", json=order, headers=headers), 403)
+    refused(client.post("/api/runs", json=order, headers={"content-length": str(LARGEST_BODY + 1)}), 413)
+    refused(client.post("/api/runs", json={**order, "text": "x" * 1_000_001}), 413)
+    wrong = ({"text": ""}, {"model": "none"}, {"generate": 513}, {"generate": -1}, {"begun": [0] * 513}, {"image": "x"})
+    for one in (*wrong, {"layers": "9" * 201}, {"that": "is not known"}):
+        refused(client.post("/api/runs", json=order | one), 422)
+    with monkeypatch.context() as patch:
+        patch.setattr(client.service.jobs, "limit", 0)
+        answer = client.post("/api/runs", json=order)
+        refused(answer, 429)
+        assert int(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [f"ablate:{10**9}.0"],
+        [f"ablate:1.{10**9}"],
+        ["scale:1.2:xNaN"],
+        ["scale:1.2:x-1"],
+        ["scale:1.2:x1e999"],
+        ["boost:1.2:k3:xinf"],
+        ["ablate:1.2"] * 10_000,
+        ["ablate:\ud800.2"],
+        ["\udfff" * 1000],
+        ["cut:1.2:q0:k0\n"],
+        ["__import__('os'):1.2"],
+        [""],
+        "ablate:1.2",
+        [None],
+        [{"ablate": 1}],
+    ],
+    ids=lambda edits: ascii(edits)[:24],
+)
+def test_an_edit_that_is_not_offered_is_refused_before_anything_runs(client: Asked, edits: Any) -> None:
+    before = len(client.service.jobs.by_id)
+    body = json.dumps({"text": "a text", "model": "tiny", "edits": edits})  # in ASCII: half a character may be sent so
+    refused(client.post("/api/runs", content=body, headers={"content-type": "application/json"}), 422)
+    assert len(client.service.jobs.by_id) == before
+
+
 def test_effects_that_are_not_done_are_early(client: Asked) -> None:
     route = next(route for route in TABLE if (route.method, route.path) == ("GET", "effects"))
     ask(client, route._replace(method="POST"), client.run, {"token": " and"})
     answer = ask(client, route, client.run, "token=+and")
     refused(answer, 409)
     assert "/events" in answer.json()["try"]
+
+
+@pytest.mark.parametrize("edit", ["ablate:99.0", "ablate:1.99", "cut:1.2:q9999:k0", "scale:*.77:x2"])
+def test_an_edit_of_what_the_model_has_not_fails_and_says_what_it_has(
+    client: Asked, held: threading.Event, edit: str
+) -> None:
+    held.set()
+    run = client.post("/api/runs", json={"text": TEXT, "model": "tiny", "edits": [edit]}).json()["id"]
+    last = json.loads(client.get(f"/api/runs/{run}/events").text.strip().rsplit("data: ", 1)[1])
+    assert last["state"] == "failed", last
+    assert set(last["problem"]) == {"error", "expected", "got", "try"}
+    assert last["problem"]["error"] != "the run failed", "it is a refusal, not a crash"
+    refused(client.get(f"/api/runs/{run}/rows/1/2?q=0"), 409)
 
 
 def test_last_of_all_a_run_is_closed(client: Asked, held: threading.Event) -> None:

@@ -69,7 +69,7 @@ class Change:
             return f"without {who}"
         if self.kind == "cut":
             return f"{who}{where} cut"
-        return f"{who}{where} {'scaled' if self.kind == 'scale' else 'boosted'} × {self.factor:g}"
+        return f"{who}{where} {'scaled' if self.kind == 'scale' else 'boosted'} × {_number(self.factor or 0.0)}"
 
     def python(self) -> str:
         """The line of Python that does it.
@@ -78,7 +78,7 @@ class Change:
         'edits.cut(heads=[(23, 3)], queries=13, keys=9)'
         """
         name, given, where = self.call()
-        parts = [f"{value:g}" for value in given] + [f"{name}={value!r}" for name, value in where.items()]
+        parts = [_number(value) for value in given] + [f"{name}={value!r}" for name, value in where.items()]
         return f"edits.{name}({', '.join(parts)})"
 
 
@@ -117,17 +117,33 @@ def read(text: str) -> Change:
     )
 
 
-def edits_of(texts: Sequence[str]) -> Edits:
-    """All of them as a value for `sl.edit`."""
+def edits_of(texts: Sequence[str], layers: int | None = None) -> Edits:
+    """All of them as a value for `sl.edit`; of a model with so many layers, one of another layer is refused.
+
+    It would change nothing, and the run would be called one without that head.
+    """
     made = Edits()
     for text in texts:
-        name, given, where = read(text).call()
+        change = read(text)
+        if layers is not None and change.layer is not None and change.layer >= layers:
+            raise InputError(
+                "this edit is of a layer that the model has not",
+                expected=f"layers 0 to {layers - 1}",
+                got=repr(text)[:80],
+                hint="layers are counted in the order in which they run",
+            )
+        name, given, where = change.call()
         getattr(made, name)(*given, **where)
     return made
 
 
 def _columns(span: tuple[int, int]) -> int | slice:
     return span[0] if span[0] == span[1] else slice(span[0], span[1] + 1)
+
+
+def _number(factor: float) -> str:
+    """All of it: a program with fewer digits would give other numbers."""
+    return repr(factor).removesuffix(".0")
 
 
 def _said(span: tuple[int, int] | None) -> str:

@@ -15,7 +15,7 @@ from sightline.editing import edit
 from sightline.errors import InputError, TooLargeError
 from sightline.explore.changes import edits_of
 from sightline.explore.model_runs import STATS, Peek, RunRequest, layers_of, progress
-from sightline.explore.once_more import Report
+from sightline.explore.once_more import Report, attention_layers
 from sightline.image_files import decoded, upright
 from sightline.models.pixels import Pixels
 from sightline.watching import Seen, watch
@@ -58,7 +58,8 @@ def watched_image(
     if request.generate or request.begun:
         raise InputError("a model of pictures writes nothing", expected="generate=0", got="tokens", hint="generate=0")
     image = upright(decoded(request.image, "a picture to run a model on", PIXELS))
-    layers, changes = layers_of(model, request), edits_of(request.edits)
+    layers = layers_of(model, request)
+    changes = edits_of(request.edits, len(attention_layers(model)) or None)
     with (
         torch.no_grad(),
         edit(model, changes),

@@ -19,7 +19,7 @@ from torch import Tensor
 from sightline.editing import edit
 from sightline.errors import InputError
 from sightline.explore.changes import edits_of
-from sightline.explore.once_more import Report, each_layer
+from sightline.explore.once_more import Report, attention_layers, each_layer
 from sightline.explore.reasons import left_out
 from sightline.explore.writing import NEXT, Pace, Writing, likeliest
 from sightline.models import load as load_model
@@ -194,7 +194,7 @@ def watched(
     layers, is_language = layers_of(model, request), hasattr(model, "stream")
     meta: dict[str, Any] = {"asked": request.text} if request.generate else {}
     meta |= {"name": request.model, "text": request.text, "spans": [list(pair) for pair in encoding.offsets]}
-    changes = edits_of(request.edits)
+    changes = edits_of(request.edits, len(attention_layers(model)) or None)
     if changes:
         meta["edits"] = list(request.edits)
     with (
