@@ -140,7 +140,14 @@ def test_a_picture_is_sent_and_looked_at(browser: Browser, vit: Path, tmp_path: 
     live.close()
 
 
-def test_a_row_is_drawn_on_the_picture_of_a_saved_run(browser: Browser, looked: Seen, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whose", ["transformers", "sl.models"])
+def test_a_row_is_drawn_on_the_picture_of_a_saved_run(
+    browser: Browser, vit: Path, looked: Seen, tmp_path: Path, whose: str
+) -> None:
+    if whose == "sl.models":
+        model, _ = sl.models.load(vit)
+        with torch.no_grad(), sl.watch(model, keep_qk=True) as looked:
+            model(model.prepare(image_cases.picture())[None])
     looked.save(tmp_path / "run", image=white())
     service = Service(lambda *_: None)  # type: ignore[arg-type, return-value]
     assert service.library.shelve_folder(tmp_path / "run") == []
