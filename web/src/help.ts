@@ -30,8 +30,8 @@ const KEYS: [string, string][] = [
 
 const POINTER =
   "Hover previews, click pins, Esc releases. Shift-click adds a query; Alt-click on a token pins it as key. Shift-drag on the map zooms into a rectangle.";
-const FINGERS =
-  "A tap shows what is under it, a second tap pins it; the browser's Back undoes that. Two fingers move the map, one scrolls the page.";
+const FINGERS = "A tap shows what is under it, a second tap pins it. Two fingers move the map, one scrolls the page.";
+const BACK = " The browser's Back undoes a pin or a zoom."; // it is not of a frame in a notebook
 
 export class Help {
   readonly node: HTMLDialogElement;
@@ -60,7 +60,7 @@ export class Help {
     const numbers = ["The numbers are also at ", el("a", { attrs: { href: "/api/docs" } }, "/api/docs"), ". "];
     this.node = dialog(
       "Help",
-      el("p", {}, touched() ? FINGERS : POINTER),
+      el("p", {}, touched() ? FINGERS + (window.top === window ? BACK : "") : POINTER),
       el("p", {}, walk),
       keys,
       el("p", { class: "fine" }, ...(served ? numbers : []), "The map is moved by Leaflet (BSD-2)."),
