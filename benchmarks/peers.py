@@ -259,7 +259,7 @@ def effects(tokens: int) -> list[dict]:
         return torch.tensor(found, device=DEVICE, dtype=plain.dtype)
 
     double = llama().double()
-    exact, largest = one_by_one(without_head, double), float(double(ids).logits.abs().max())
+    exact, largest = one_by_one(without_head, double), float(double(ids).logits.detach().abs().max())
 
     def error(found: Tensor) -> float:
         return float((found.double() - exact).abs().max()) / largest
