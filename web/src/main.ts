@@ -75,14 +75,8 @@ class App {
   async start(): Promise<void> {
     const host = document.getElementById("app")!;
     for (const view of VIEWS) this.tabs.append(this.tab(view));
-    this.views.append(
-      this.map.node,
-      this.links.node,
-      this.steps.node,
-      this.compare.node,
-      this.wall.node,
-      this.written.node,
-    );
+    const views = [this.map, this.links, this.steps, this.compare, this.wall, this.written];
+    this.views.append(...views.map((view) => view.node));
     this.panels.append(...this.panelButtons());
     const skip = el("a", { class: "skip", attrs: { href: "#centre" } }, "skip to the map");
     skip.addEventListener("click", (event) => {
