@@ -54,6 +54,25 @@ def test_the_first_order_figure_predicts_small_changes():
     assert torch.allclose(changed * 100, plain.influence[:, 1, 2], rtol=0.05, atol=1e-3)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_is_told_the_same(mode):
+    """Where everything else is done under no_grad, so is this; only under inference mode are there none to be had."""
+    torch.manual_seed(0)
+    model, x = sl.nn.Decoder(16, heads=2, layers=2).eval(), torch.randn(1, 5, 16)
+
+    def target(output):
+        return output[:, -1].sum(-1)
+
+    expected = sl.effects(model, x, target)
+    with mode():
+        found = sl.effects(model, x, target)
+    assert torch.equal(found.exact, expected.exact)
+    if mode is torch.no_grad:
+        assert torch.equal(found.influence, expected.influence)
+    else:
+        assert found.influence.isnan().all()
+
+
 def test_a_patching_sweep_puts_in_another_run():
     model, x, y = edit_cases.small_decoder(), torch.randn(1, 6, 32), torch.randn(1, 6, 32)
     with torch.no_grad(), sl.watch(model, keep_output=True) as seen:

@@ -17,7 +17,7 @@ from sightline.errors import InputError
 
 # In a wheel the benchmarks lie inside the package; in a checkout beside src/.
 PLACES = (Path(__file__).parents[1] / "benchmarks", Path(__file__).parents[3] / "benchmarks")
-ELSEWHERE = {"ladder", "references", "extras", "installs"}  # commands and a lesson of their own; `make extras`, …
+ELSEWHERE = {"ladder", "references", "extras", "installs", "peers"}  # a lesson, and targets of make
 # How a figure of a result is shown, by its name in the JSON.
 FIGURES = {
     "ratio": "{:.2f} of the peer",

@@ -55,7 +55,7 @@ class Probe(Editor):
     def first_order(self, target: Tensor, by: Any) -> list[Tensor | None]:
         """For each layer the sum of g . (output - replacement), `[batch, heads]`."""
         leaves = [leaf for *_, leaf, _ in self.calls]
-        grads = torch.autograd.grad(target.sum(), leaves, allow_unused=True)
+        grads = torch.autograd.grad(target, leaves, torch.ones_like(target), allow_unused=True)
         found: dict[str, Tensor | None] = dict.fromkeys(self.heads)
         with torch.no_grad():
             for (name, place, out, _, real), g in zip(self.calls, grads):
