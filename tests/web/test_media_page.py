@@ -332,7 +332,7 @@ def test_a_report_holds_what_was_kept(
     page.wait_for_selector(f".reading-about >> text== {mattered.meta['value']:.2f}")
     assert page.locator(".reading-aims").inner_text() == "for “Mary” instead of “John”"
     cell = mattered[1].tile(slice(11, 12), slice(4, 5), of="influence")[0, 2].item()
-    page.wait_for_selector(".sentence .link >> text=←")  # until then it says what looks at what, and how much
+    page.wait_for_selector(".sentence .link >> text=, from")  # until then it says what looks at what, and how much
     assert float(_number(page.locator(".sentence .weight"))) == pytest.approx(cell, abs=6e-4, rel=6e-3)
     visit.accessible("a report with readings")
     if width > 900:

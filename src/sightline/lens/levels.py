@@ -111,8 +111,8 @@ class Levels:
         large = size > self.limit
         if call.q.is_cpu and call.sizes.keys:
             # Products of large vectors are rounded as large numbers are, also where their sum is small.
-            product = self._products()
-            large |= (product > 8 * self.limit / call.scale) & (product < torch.inf)
+            product = self._products() * call.scale
+            large |= (product > 8 * self.limit) & (product < torch.inf)
         if self.taken is not None:
             # What is left of an lse from which a large sink was taken away has lost some digits.
             large |= self.taken > 1.0
