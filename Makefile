@@ -38,7 +38,7 @@ PAGE_PINS := $(wildcard web/package.json web/package-lock.json)
 # Two packages build it; the others check it, and come where that is asked for, so that the demo need not wait for them.
 NPM_BUILD := web/node_modules/.stamp-build
 NPM_TOOLS := web/node_modules/.stamp-tools
-NPM_FOR   := $(if $(filter test check format types test-lowest,$(MAKECMDGOALS)),$(NPM_TOOLS),$(NPM_BUILD))
+NPM_FOR   := $(if $(filter test check format types test-lowest $(NPM_TOOLS),$(MAKECMDGOALS)),$(NPM_TOOLS),$(NPM_BUILD))
 NPM       := npm --prefix web
 TRY_PAGE  := page-if-possible
 NO_PAGE   := $(VENV)/no-page.log
@@ -197,24 +197,18 @@ $(DOCS): $(RUN)
 
 $(PAGE): $(PAGE_FROM) | $(NPM_FOR)
 	@echo "Building the explorer's page with Node.js."
-	@cd web && npm run --silent build
+	@$(PYTHON) web/npm.py page
 	@touch $@
 
-# Installing all of it installs what builds, too; npm begins with an empty folder, so that no stamp outlives its packages.
+# One at a time, whoever asks, and a stamp only of what is whole: web/npm.py. All of it has what builds, too.
 $(NPM_BUILD): $(PAGE_PINS)
-	@$(call NPM_CI,--omit=dev)
-	@touch $@
+	@$(PYTHON) web/npm.py build
 
 $(NPM_TOOLS): $(PAGE_PINS)
-	@$(call NPM_CI,)
-	@touch $(NPM_BUILD) $@
-
-NPM_CI = command -v npm > /dev/null || { \
-	  echo "The explorer's page is built with Node.js; on Debian and Ubuntu: apt-get install nodejs npm"; exit 1; }; \
-	cd web && npm ci $(1) --loglevel=error --no-audit --no-fund > /dev/null && mkdir -p node_modules
+	@$(PYTHON) web/npm.py tools
 
 $(TRY_PAGE):
-	@mkdir -p $(VENV); $(MAKE) --no-print-directory $(PAGE) > $(NO_PAGE) 2>&1 && rm $(NO_PAGE) || true
+	@mkdir -p $(VENV); $(MAKE) --no-print-directory NPM_FOR=$(NPM_FOR) $(PAGE) > $(NO_PAGE) 2>&1 && rm $(NO_PAGE) || true
 
 # A real browser for the tests of pages. Where the system has Chromium without windows that one is taken: it needs a
 # fifth of the time for every page that is opened.

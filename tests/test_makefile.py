@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a recipe may call beside what a test puts in place.
-SYSTEM = ("sh", "make", "test", "id", "sed", "rm", "mkdir", "touch", "awk", "echo", "cat")
+SYSTEM = ("sh", "make", "test", "id", "sed", "rm", "mkdir", "touch", "awk", "echo", "cat", "sleep")
 SIGHTLINE = """#!/bin/sh
 echo "sightline $*"
 """
@@ -25,6 +26,17 @@ exit 1
 TELLS = """#!/bin/sh
 echo "npm $*" >> "{log}"
 case "$*" in *build) mkdir -p "{page}" && touch "{page}/index.html" ;; esac
+"""
+# As npm does it: the folder is emptied first, and filled bit by bit; what builds a page needs all of it.
+SLOW = """#!/bin/sh
+echo "begin $*" >> "{log}"
+case "$*" in
+  ci*) rm -rf node_modules && mkdir node_modules && sleep 0.3 && touch node_modules/half && sleep 0.3 &&
+    touch node_modules/all ;;
+  *build) test -f node_modules/all && sleep 0.3 && test -f node_modules/all &&
+    mkdir -p "{page}" && touch "{page}/index.html" ;;
+esac || exit 1
+echo "end $*" >> "{log}"
 """
 NEEDS_A_HOME = """#!/bin/sh
 echo "home is $HOME" >&2
@@ -48,6 +60,9 @@ class Checkout:
             assert found, f"this machine has no {name}"
             (self.bin / name).symlink_to(found)
         self.program(self.root / ".venv" / "bin" / "sightline", SIGHTLINE)
+        (self.bin / "python3").symlink_to(sys.executable)
+        shutil.copy(ROOT / "web" / "npm.py", self.root / "web")
+        (self.root / "web" / "package-lock.json").write_text("{}")
         for stamp in ("created", "run"):
             (self.root / ".venv" / f".stamp-{stamp}").touch()
 
@@ -57,17 +72,20 @@ class Checkout:
         path.chmod(0o755)
 
     def make(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        begun = self.begin(*arguments, **environment)
+        said, _ = begun.communicate(timeout=60)
+        return begun.returncode, said
+
+    def begin(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         own = {"PATH": str(self.bin), "HOME": str(self.bin), **environment}
-        done = subprocess.run(
+        return subprocess.Popen(
             ["make", *arguments],
             cwd=self.root,
             env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | own,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
         )
-        return done.returncode, done.stdout
 
 
 @pytest.fixture
@@ -134,6 +152,62 @@ def test_the_demo_without_a_page_is_the_account_and_the_reason(
     assert code == 0, said
     assert said.index("sightline look") < said.index("page could not be built") < said.index(reason)
     assert "sightline serve" not in said
+
+
+STAMPS = ("web/node_modules/.stamp-build", "web/node_modules/.stamp-tools")
+
+
+def slowly(checkout: Checkout) -> Path:
+    log = checkout.bin / "npm.log"
+    checkout.program(checkout.bin / "npm", SLOW.format(log=log, page=checkout.root / "src/sightline/web/static"))
+    return log
+
+
+def one_by_one(log: Path) -> list[str]:
+    """What npm was asked for, in its order: each ended before the next began."""
+    lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
+    assert [what for what, _ in lines] == ["begin", "end"] * (len(lines) // 2), lines
+    assert [asked for _, asked in lines[::2]] == [asked for _, asked in lines[1::2]], lines
+    return [asked for _, asked in lines[::2]]
+
+
+@pytest.mark.parametrize("goals", [("page", STAMPS[1]), STAMPS, ("demo", STAMPS[1]), (STAMPS[1], "page", STAMPS[0])])
+def test_npm_does_one_thing_at_a_time(goals: tuple[str, ...], checkout: Checkout) -> None:
+    """Two that empty the folder at once leave half of it, and the stamp of a whole one."""
+    log = slowly(checkout)
+    code, said = checkout.make(*goals, "--jobs=4")
+    assert code == 0, said
+    assert "could not" not in said
+    done = one_by_one(log)
+    installed = [one for one in done if one.startswith("ci")]
+    assert "--omit" not in installed[-1], "what checks the page is there at the end"
+    assert (checkout.root / "web/node_modules/all").exists()
+    assert all((checkout.root / stamp).exists() for stamp in STAMPS)
+    if "run --silent build" in done:
+        assert not any(one.startswith("ci") for one in done[done.index("run --silent build") :]), "under its hands"
+
+
+def test_two_who_make_the_page_at_once_do_not_disturb_each_other(checkout: Checkout) -> None:
+    log = slowly(checkout)
+    both = [checkout.begin(*goals) for goals in (("page",), (STAMPS[1],))]
+    for one in both:
+        said = one.communicate(timeout=60)[0]
+        assert one.returncode == 0, said
+    one_by_one(log)
+    assert (checkout.root / "web/node_modules/all").exists()
+
+
+def test_packages_that_are_not_all_there_have_no_stamp(checkout: Checkout) -> None:
+    log = slowly(checkout)
+    assert checkout.make(STAMPS[1])[0] == 0
+    assert checkout.make(STAMPS[1])[0] == 0
+    assert len(one_by_one(log)) == 1
+    checkout.program(checkout.bin / "npm", "#!/bin/sh\ntouch node_modules/half\nexit 1\n")
+    os.utime(checkout.root / "web" / "package-lock.json")
+    for stamp in STAMPS:
+        os.utime(checkout.root / stamp, (1, 1))
+    assert checkout.make(STAMPS[0])[0] != 0
+    assert not any((checkout.root / stamp).exists() for stamp in STAMPS)
 
 
 def test_a_page_that_was_asked_for_by_name_fails_with_the_reason(checkout: Checkout) -> None:
