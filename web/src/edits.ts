@@ -7,12 +7,14 @@ import { el } from "./dom";
 import { dialog } from "./export";
 import type { Cells } from "./grid";
 import { waitFor } from "./orders";
+import type { OpenRun } from "./run";
 import type { OrderInfo } from "./source";
 import { visible } from "./tokens";
 import { asked, sent } from "./why";
 import { type Edit, editWords } from "./whystate";
 
 type Next = components["schemas"]["Next"];
+type Written = components["schemas"]["Written"];
 type Where = "head" | "cell" | "row" | "column" | "rectangle";
 
 export class Edits {
@@ -172,14 +174,16 @@ export class Edits {
     this.done = now;
     if (!this.canRun) return; // the list says so
     try {
-      const text = await context.source.text(run.id);
-      const body = { text, model: run.info.model, edits: on };
+      const body = { ...(await this.given(run)), model: run.info.model, edits: on };
       const { id } = await asked<{ id: string }>(context.source, "/api/runs", sent("POST", body));
       await this.finished(id, asking);
       if (asking !== this.asking) return;
       await this.refresh();
       const { layer, head } = context.state;
-      context.store.replace({ other: { run: id, layer, head }, view: "compare" });
+      // It has all layers, of which this run may have some.
+      const numbers = context.store.numbers.get(id) ?? [];
+      const same = Math.max(numbers.indexOf(run.layer(layer).number), 0);
+      context.store.replace({ other: { run: id, layer: same, head }, view: "compare" });
       await this.tell();
     } catch (error) {
       if (asking === this.asking) context.failed(error, () => void this.apply());
@@ -187,6 +191,15 @@ export class Edits {
     } finally {
       if (asking === this.asking) this.progress(null);
     }
+  }
+
+  // The tokens of a run once more: what was written is written again, though other tokens be likelier now.
+  private async given(run: OpenRun): Promise<{ text: string; generate?: number; begun?: number[] }> {
+    const { source } = this.context;
+    const prompt = run.info.asked;
+    if (typeof prompt !== "string") return { text: await source.text(run.id) };
+    const { tokens } = await asked<Written>(source, `/api/runs/${run.id}/written`);
+    return { text: prompt, generate: tokens.length, begun: tokens.map(({ id }) => id) };
   }
 
   private async finished(id: string, asking: number): Promise<void> {

@@ -199,7 +199,9 @@ export class StepsView {
         : el(
             "p",
             { class: "fine" },
-            "The values were not kept and the model is not at hand: the table ends with the weights.",
+            this.context.run.value?.info.edits.length
+              ? "Of a run with edits the table ends with the weights, as they are with the edits."
+              : "The values were not kept and the model is not at hand: the table ends with the weights.",
           ),
       table.projection
         ? el(

@@ -93,7 +93,9 @@ class Atlas:
         if key is not None:
             view.inside("key", [key], about.keys)
         models = self.models
-        if models is not None and not (run.model in models and worked_table.has_ids(run, layer)):
+        # The model itself knows nothing of edits: of those the run has what it attended to with them.
+        again = models is not None and run.model in models and worked_table.has_ids(run, layer)
+        if not again or run.meta.get("edits"):
             models = None
         place = (run.key, "steps of", layer, head if models is None else None)
         kept = self.kept.get(place)
