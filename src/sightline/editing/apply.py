@@ -50,8 +50,12 @@ def apply(acts: list[Act], attended: Attended, real: Tensor | None) -> Edited:
     late = sorted((act for act in acts if act.step not in INPUT), key=lambda act: _LATE.index(act.edit.kind))
     if late:
         edited = edited._replace(before=out)
+    given = out
     for act in late:
-        out = _output(act, out, real)
+        if act.edit.kind == "patch":
+            given = out = _output(act, out, given, real)
+        else:
+            out = _output(act, out, given, real)
     return edited._replace(out=out)
 
 
@@ -64,8 +68,8 @@ def _weights(weights: Tensor, block: Block, acts: list[Act]) -> Tensor:
     return block.put(weights, torch.cat(parts, -2), block.touched(acts))
 
 
-def _output(act: Act, out: Tensor, real: Tensor | None) -> Tensor:
-    """Patch, ablate or scale what heads gave."""
+def _output(act: Act, out: Tensor, given: Tensor, real: Tensor | None) -> Tensor:
+    """Patch, ablate or scale what heads gave; a mean is of what was there before any was ablated."""
     device, place = out.device, act.place
     here = (act.examples.view(-1, 1, 1) & act.heads.view(1, -1, 1) & act.rows)[..., None].to(device)
     if act.edit.kind == "scale":
@@ -76,7 +80,7 @@ def _output(act: Act, out: Tensor, real: Tensor | None) -> Tensor:
     if isinstance(by, str):
         if by == "zero":
             return out.masked_fill(here, 0.0)
-        return torch.where(here, mean_of(out, place, real), out)
+        return torch.where(here, mean_of(given, place, real), out)
     return torch.where(here, given_for(by, out, place), out)
 
 
