@@ -149,6 +149,25 @@ def check_sights_and_outputs_are_those_of_one_process(rank: int, size: int) -> N
             same(sight.received(by[..., here]), whole.received(by)[..., here], "weighted")
 
 
+def check_tiles_of_large_scores_are_those_of_one_process(rank: int, size: int) -> None:
+    """Blocks have other shapes than the whole map, and a product in float32 rounds by its shape: here by 1e-5."""
+    q, k, v = torch.randn(3, 1, 4, 200, 64).unbind()
+    for factor, options in (
+        (30.0, {"mask": sl.causal()}),
+        (30.0, {}),
+        (10.0, {"sinks": torch.full((4,), 20.0)}),
+        (30.0, {"mask": sl.documents(torch.arange(200) // 90), "softcap": 50.0}),
+    ):
+        _, whole = sl.observe(factor * q, k, v, **options)
+        for balance in ("contiguous", "head-tail"):
+            mine = [parts(x, balance) for x in (factor * q, k, v)]
+            _, sight = sl.parallel.observe(*mine, balance=balance, **options)
+            here = places(200, balance)
+            rows = slice(rank, len(here))  # every rank its own
+            wanted = whole.tile(slice(0, 200), slice(3, 190))[..., here[rows], :]
+            close(sight.tile(rows, slice(3, 190)), wanted, f"{balance}, {options}")
+
+
 class Attends(nn.Module):
     """Two layers of attention, for a part of the sequence each, or for all of it."""
 

@@ -175,8 +175,8 @@ class RankSight(Sight):
 class KnownLevels(Levels):
     """The numbers of rows of which only some keys are here: what they lack was measured over all of them."""
 
-    def __init__(self, call: Call, row: Tensor, rest: Tensor) -> None:
-        super().__init__(call, row)
+    def __init__(self, call: Call, row: Tensor, rest: Tensor, fine: bool = False) -> None:
+        super().__init__(call, row, fine)
         self._given = rest
 
     def _found_large(self) -> Tensor:

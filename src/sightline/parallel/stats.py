@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sightline.backends.tiles import Columns, scaled_rows
 from sightline.errors import InputError
 from sightline.lens import geometry, pictures
 from sightline.lens.job import Weighted
@@ -16,8 +15,9 @@ from sightline.lens.requests import Picture, Top
 from sightline.lens.spread import KnownLevels
 from sightline.lens.statistics import STATISTICS
 from sightline.lens.tiles.accumulators import Accumulator, Pixels, Received, RowSums, Seen, Strongest
-from sightline.lens.tiles.walk import see, walk
+from sightline.lens.tiles.walk import walk
 from sightline.parallel.places import Piece, block, place
+from sightline.parallel.tile import tile as tile_of
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call
@@ -46,7 +46,7 @@ class Around:
         """The exact weights of local queries and of any keys of the whole; every rank asks for its own."""
         self._all_ask(["a tile"])
         with torch.no_grad(), torch.autocast(self._call.device.type, enabled=False):
-            return _tile(self._call, self._layout, self._rows, rows, columns)
+            return tile_of(self._call, self._layout, self._rows, rows, columns)
 
     def _all_ask(self, asked: list[str]) -> None:
         """Refuse on every rank what is not the same question on all: one would wait, or add up other things."""
@@ -124,37 +124,6 @@ class _Pass:
             grid = self.grids[key]
             found[picture] = pictures.finish(self.map, picture, reduced[key].clone(), grid.vertical, grid.horizontal)
         return found
-
-
-def _tile(call: Call, layout: Layout, rows: Rows, band: slice, span: slice) -> Tensor:
-    s = call.sizes
-    shape = (*s.batch, s.heads, band.stop - band.start, span.stop - span.start)
-    cells = torch.zeros(shape, dtype=call.compute_dtype, device=call.device)
-    for source, (k,) in layout.around("tile, keys", [call.k.contiguous()]):
-        for own in layout.own:
-            for theirs in layout.keys[source]:
-                mine, wanted = _common(own.local, band), _common(_of(theirs), span)
-                part = block(call, layout.whole, k, k, own, theirs) if mine and wanted else None
-                if part is None or mine is None or wanted is None:
-                    continue
-                levels = KnownLevels(part, rows.number[..., own.local], rows.rest[..., own.local])
-                inner, columns = _less(mine, own.local.start), _less(wanted, theirs.start)
-                seen = see(levels, scaled_rows(part, inner), inner, Columns(columns, part.mask is not None))
-                cells[..., _less(mine, band.start), _less(wanted, span.start)] = seen.weights
-    return cells
-
-
-def _less(span: slice, by: int) -> slice:
-    return slice(span.start - by, span.stop - by)
-
-
-def _of(piece: Piece) -> slice:
-    return slice(piece.start, piece.start + piece.length)
-
-
-def _common(a: slice, b: slice) -> slice | None:
-    start, stop = max(a.start, b.start), min(a.stop, b.stop)
-    return slice(start, stop) if start < stop else None
 
 
 def _piece(call: Call, rows: Piece) -> Call:
