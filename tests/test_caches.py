@@ -64,7 +64,11 @@ def test_every_cache_is_listed_and_bounded() -> None:
     found = {cache.name: cache for cache in caches.listed()}
     assert found.keys() == {name for _, name in registered()}
     # What was heard of a model goes with the model.
-    assert {name for name, cache in found.items() if cache.most is None} == {"watching.passes", "editing.layers"}
+    assert {name for name, cache in found.items() if cache.most is None} == {
+        "watching.passes",
+        "watching.patches",
+        "editing.layers",
+    }
     assert all(cache.entries <= cache.most for cache in found.values() if cache.most is not None)
 
 

@@ -139,7 +139,7 @@ class Watcher(Following, Repeating, Slicing):
         self.tables.clear()
         self.moved, self.own = {}, {}
         self.reader.arrive()
-        self._note_grid()
+        self._note_grid(self.reader.image, self._put_together_so_far(), self.reader.ids)
         self.listening.learn(self.seen, kind is None)
         if self.writer is not None:
             self.writer.finish(complete=kind is None)
@@ -175,6 +175,7 @@ class Watcher(Following, Repeating, Slicing):
         self.depth += 1
         if self.depth == 1:
             self._begins()
+            self.follow_image(args, kwargs)
         if module is self.encoder:
             self.reader.encodes(args, kwargs)
         elif module is self.decoder or (self.depth == 1 and self.decoder is None):

@@ -105,6 +105,75 @@ def test_tokens_that_are_no_grid_have_none():
     assert find_grid(cut, None, 4) == (None, None)
 
 
+class Tokens(nn.Module):
+    """Patches with tokens of the model's own before and after them."""
+
+    def __init__(self, before, after):
+        super().__init__()
+        self.cut, self.attend = nn.Conv2d(3, 16, 4, 4), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.before, self.after = nn.Parameter(torch.randn(1, before, 16)), nn.Parameter(torch.randn(1, after, 16))
+
+    def forward(self, image):
+        x = self.cut(image).flatten(2).mT
+        x = torch.cat([self.before.expand(len(x), -1, -1), x], 1)
+        x = torch.cat((x, self.after.expand(len(x), -1, -1)), dim=-2)
+        return self.attend(x, x, x)[0]
+
+
+@pytest.mark.parametrize("before, after", [(0, 1), (1, 3), (2, 0), (1, 40), (30, 2), (8, 8)])
+def test_tokens_may_stand_on_both_sides_of_the_patches(before, after):
+    model = Tokens(before, after).eval()
+    sizes = [(8, 12), (4, 8), (12, 12), (8, 12)]  # some as long as others are with what is around them
+    with torch.no_grad(), watch(model, runs="all") as seen:
+        for height, width in sizes:
+            model(torch.randn(2, 3, height, width))
+    assert [run.grid for run in seen.runs] == [(height // 4, width // 4, before) for height, width in sizes]
+
+
+def test_detection_tokens_stand_behind_the_patches():
+    t = tiny.classes()
+    config = t.YolosConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=[24, 32],
+        patch_size=8,
+        num_detection_tokens=7,
+    )
+    model = t.YolosModel(config).eval()
+    for height in (24, 24, 24, 24, 32, 24):  # it is listened to less and less
+        with torch.no_grad(), watch(model) as seen:
+            model(torch.randn(1, 3, height, 32))
+        assert seen[0].shape[-1] == 1 + height // 2 + 7
+        assert seen.grid == (height // 8, 4, 1)
+
+
+def test_registers_are_put_between_the_class_and_the_patches():
+    t = tiny.classes()
+    config = t.Dinov2WithRegistersConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        mlp_ratio=1,
+        image_size=24,
+        patch_size=8,
+        num_register_tokens=3,
+    )
+    model = t.Dinov2WithRegistersModel(config).eval()
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.randn(1, 3, 24, 24))
+    assert seen.grid == (3, 3, 4)
+
+
+def test_two_pieces_as_long_as_the_patches_leave_it_open():
+    cut = nn.Sequential(nn.Conv2d(3, 4, 4, 4))
+    assert find_grid(cut, (3, 8, 8), 9, None, [(1, 4, 4)]) == (None, None)
+    assert find_grid(cut, (3, 8, 8), 9, None, [(1, 4), (5, 4)]) == (None, None)
+    assert find_grid(cut, (3, 8, 8), 8, None, [(1, 4), (5, 3)]) == ((2, 2, 1), None)
+    assert find_grid(cut, (3, 8, 8), 9, None, [(5, 5)]) == ((2, 2, 5), None)
+
+
 def test_a_text_may_hold_the_patches():
     model = nn.Sequential(nn.Conv2d(3, 4, 4, 4))
     model.config = SimpleNamespace(image_token_id=9)

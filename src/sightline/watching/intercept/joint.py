@@ -1,8 +1,11 @@
-"""Text and image in one sequence: where each lies in joint attention, as SD3's and Flux's is.
+"""Sequences that a model puts one after the other: text and image in joint attention, and tokens around patches.
 
-These models put the two side by side, `torch.cat([encoder_query, query], dim=1)`, and attend over both. Nothing in the
-call of attention says which is which: the names that the model's own code has for the two tensors do. One of them is
-named after the text (its encoder, its context), the other is not.
+SD3 and Flux put a text and an image side by side, `torch.cat([encoder_query, query], dim=1)`, and attend over both.
+Nothing in the call of attention says which is which: the names that the model's own code has for the two tensors do.
+One of them is named after the text (its encoder, its context), the other is not.
+
+Models that cut an image into patches put tokens of their own before these, behind them or between: the lengths of what
+they put together say where the patches lie.
 """
 
 from __future__ import annotations
@@ -18,24 +21,32 @@ from torch import Tensor, nn
 # In names of tensors that are made of the text.
 _TEXT = ("encoder", "context", "text", "txt", "caption", "prompt")
 CATS = (torch.cat, torch.concat, torch.concatenate)
+# Kinds of sequences that a pass is taken to put together; one that has more is not of an image alone.
+_MOST = 64
 
 
 class Joint:
-    """What was put side by side in this pass."""
+    """What was put side by side."""
 
-    def __init__(self) -> None:
+    def __init__(self, named: bool = True) -> None:
+        self.lengths: dict[tuple[int, ...], None] = {}  # of sequences that were put together since the last image came
+        self.named = named  # whether names are asked for a text
         self.found: dict[int, dict[str, tuple[int, int]]] = {}  # by the length of both together: the last one
 
     def cat(self, args: tuple, kwargs: dict) -> None:
-        """Two tensors are about to be put side by side: a text and an image, if their names say so."""
+        """Tensors are about to be put side by side: two are a text and an image, if their names say so."""
         both = args[0] if args else kwargs.get("tensors")
         dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        if not isinstance(both, list | tuple) or len(both) != 2 or not all(isinstance(x, Tensor) for x in both):
+        if not isinstance(both, list | tuple) or len(both) < 2 or not all(isinstance(x, Tensor) for x in both):
             return
         axes = both[0].dim()
-        if axes < 3 or both[1].dim() != axes or dim % axes not in (1, axes - 2):
+        if axes < 3 or any(x.dim() != axes for x in both) or dim % axes not in (1, axes - 2):
             return
         lengths = [x.shape[dim] for x in both]
+        if axes == 3 and len(self.lengths) < _MOST:
+            self.lengths[tuple(lengths)] = None
+        if not self.named or len(both) != 2:
+            return
         is_text = [_is_text(names) for names in _names(both)]
         start = lengths[0]
         total = sum(lengths)
@@ -51,11 +62,20 @@ class Joint:
 
 
 def joint(modules: Iterable[nn.Module]) -> Joint | None:
-    """Something that hears of tensors put side by side, for models that may attend to text and image at once."""
-    for module in modules:
-        if type(module).__module__.startswith("diffusers.") or getattr(module, "add_k_proj", None) is not None:
-            return Joint()
+    """Something that hears of tensors put side by side, for models that have text and image, or patches of an image."""
+    every = list(modules)
+    named = any(
+        type(module).__module__.startswith("diffusers.") or getattr(module, "add_k_proj", None) is not None
+        for module in every
+    )
+    if named or any(_cuts(module) for module in every):
+        return Joint(named)
     return None
+
+
+def _cuts(module: nn.Module) -> bool:
+    """Whether a module may cut an image into patches."""
+    return isinstance(module, nn.Conv2d) and module.kernel_size == module.stride and max(module.stride) > 1
 
 
 def _names(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[list[str]]:

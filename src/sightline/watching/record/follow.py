@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sightline.errors import explain
 from sightline.watching.intercept.caller import inside
 from sightline.watching.intercept.searches import ASSISTED, SEARCHES
-from sightline.watching.record.image import find_grid
+from sightline.watching.record.image import find_grid, image_size
 from sightline.watching.record.layer import Layer
 from sightline.watching.record.runs import put_away
 from sightline.watching.record.searching import CROPPED, OVER, Searching
@@ -136,6 +136,8 @@ class Following(Searching):
         self.read: Tensor | None = None  # the ids when this pass began
         self.read_memory: Tensor | None = None  # and those of the encoder
         self.tokens: dict[int, int] = {}  # how many they were, for each pass
+        # The image before this pass, and the lengths of what was put together with it.
+        self.pictured: tuple[tuple[int, int, int] | None, list[tuple[int, ...]]] = None, []
         self.begin_search()
 
     def _restart(self) -> None:
@@ -144,6 +146,7 @@ class Following(Searching):
         if self.runs != 1 and not grown and not self.search:
             self.gather.flush()
             self.put_in_order()
+            self._note_grid(*self.pictured, self.read)
             put_away(self.seen, self.runs, self.read, self.read_memory, self.writer)
         elif self.seen.layers and not self.warned and not grown and not self.search:
             self.warned = True
@@ -175,7 +178,8 @@ class Following(Searching):
 
     def _follow_anew(self) -> None:
         """A new run: what was said of the one before is of no interest."""
-        self.seen.meta.pop("joint", None)
+        for name in ("joint", "grid", "patches"):
+            self.seen.meta.pop(name, None)
         for name in self.said:
             self.seen._unseen.pop(name, None)
         self.said.clear()
@@ -205,15 +209,28 @@ class Following(Searching):
         self.ends[before.full] = (self.passes, before.end_key + looked.call.sizes.keys)
         return before.full
 
-    def _note_grid(self) -> None:
-        """The block is left: the patches of an image that the model was given, if its tokens are these."""
+    def follow_image(self, args: tuple, kwargs: dict) -> None:
+        """A pass begins: if it has an image, what was put together before is of another one."""
+        joint = self.listening.mode.joint
+        self.pictured = self.reader.image, self._put_together_so_far()
+        if joint is not None and image_size(args, kwargs) is not None:
+            joint.lengths.clear()
+
+    def _put_together_so_far(self) -> list[tuple[int, ...]]:
+        joint = self.listening.mode.joint
+        return [] if joint is None else list(joint.lengths)
+
+    def _note_grid(
+        self, image: tuple[int, int, int] | None, lengths: list[tuple[int, ...]], read: Tensor | None
+    ) -> None:
+        """A run is over: the patches of an image that the model was given, if its tokens are these."""
         layers = sorted(self._followed(), key=lambda layer: layer.kind != "self")
         if not layers:
             return
-        ids = None if self.reader.ids is None else self.reader.ids.tolist()
+        ids = None if read is None else read.tolist()
         # Beside a text that is no tokens, the image begins where it is known to.
         start, stop = self.seen.meta.get("joint", {}).get(layers[0].name, {}).get("image", (0, layers[0].keys))
-        grid, starts = find_grid(self.model, self.reader.image, stop - start, ids)
+        grid, starts = find_grid(self.model, image, stop - start, ids, lengths)
         if grid is not None:
             self.seen.meta["grid"] = list(grid._replace(first=start + grid.first))
             if starts is not None:

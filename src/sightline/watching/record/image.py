@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from sightline import caches
 from sightline.image_files import content_of, decoded
 
-# Tokens that may stand before the patches of an image, where nothing says which they are.
+# Tokens that may stand before the patches of an image, where nothing was heard of how they came there.
 _BEFORE = 16
+# How many tokens models put before the patches and behind them: not every pass is heard.
+_around: WeakKeyDictionary[nn.Module, tuple[int, int]] = caches.held("watching.patches", WeakKeyDictionary())
 NAMES = {"PNG": "image.png", "JPEG": "image.jpg"}
 
 
@@ -82,11 +86,17 @@ def image_size(args: tuple, kwargs: dict[str, Any]) -> tuple[int, int, int] | No
 
 
 def find_grid(
-    model: nn.Module, size: tuple[int, int, int] | None, keys: int | None, ids: list[list[int]] | None = None
+    model: nn.Module,
+    size: tuple[int, int, int] | None,
+    keys: int | None,
+    ids: list[list[int]] | None = None,
+    lengths: Sequence[tuple[int, ...]] = (),
 ) -> tuple[Grid | None, list[int | None] | None]:
-    """The patches that a model cuts an image into, if its tokens are these, with few before them; else None.
+    """The patches that a model cuts an image into, if its tokens are these, with others beside them; else None.
 
-    A text may hold them too, as so many tokens of one kind: then also where they begin in each text of the batch.
+    Where they begin is known by the lengths of what the model put one after the other, in this run or in one before.
+    If that was never heard, a few tokens more than patches are taken to stand before these. A text may hold them too,
+    as so many tokens of one kind: then also where they begin in each text of the batch.
 
     >>> find_grid(nn.Sequential(nn.Conv2d(3, 8, 16, 16)), (3, 224, 160), 141)
     (Grid(rows=14, columns=10, first=1), None)
@@ -99,9 +109,42 @@ def find_grid(
     first = keys - rows * columns
     if starts is not None and ids is not None and keys == len(ids[0]):  # layers of the text, and none of the image
         first = next(start for start in starts if start is not None)
-    elif not rows * columns or not 0 <= first <= _BEFORE:
+    elif not rows * columns:
+        return None, None
+    elif begins := _begins(rows * columns, keys, lengths):
+        if len(begins) > 1:
+            begins &= {before for before, behind in [_around.get(model, (-1, 0))] if before + behind == first}
+        if not begins:
+            return None, None
+        first = begins.pop()
+        _around[model] = (first, keys - first - rows * columns)
+    elif (around := _around.get(model)) is not None and sum(around) == first:
+        first = around[0]
+    elif not 0 <= first <= _BEFORE:
         return None, None
     return Grid(rows, columns, first), starts
+
+
+def _begins(patches: int, keys: int, lengths: Sequence[tuple[int, ...]]) -> set[int]:
+    """Where so many patches may begin among keys, by the lengths of sequences that were put together.
+
+    >>> _begins(12, 20, [(1, 12, 7)]), _begins(12, 16, [(1, 12), (1, 3, 12)])
+    ({1}, {4})
+    """
+    found: set[int] = set()
+    reached, seen = {(patches, 0)}, set()
+    while reached:
+        length, first = at = reached.pop()
+        seen.add(at)
+        if length == keys:
+            found.add(first)
+            continue
+        for parts in lengths:
+            if sum(parts) > keys:
+                continue
+            places = [(sum(parts), first + sum(parts[:i])) for i, part in enumerate(parts) if part == length]
+            reached |= set(places) - seen
+    return found
 
 
 def _starts(model: nn.Module, patches: int, ids: list[list[int]] | None) -> list[int | None] | None:
