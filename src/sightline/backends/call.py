@@ -41,6 +41,9 @@ class Call:
     sinks: Tensor | None
     normalizer: Normalizer
     dropout: float
+    # Of an account alone: the logarithm of what rows are divided by, less that of their own sum, `[*batch, heads,
+    # queries]`. Edits can take keys away and leave the others as they are; what a sink has is in it too.
+    lost: Tensor | None = None
 
     @property
     def device(self) -> torch.device:

@@ -9,17 +9,16 @@ from torch import Tensor
 
 from sightline.editing import pieces, sources
 from sightline.editing.edits import Edit
-from sightline.editing.maps import HIDDEN, Block
+from sightline.editing.maps import Block
 from sightline.editing.plan import INPUT, MAP, Act
 from sightline.editing.shown import shown
 from sightline.editing.where import Where
 from sightline.errors import InputError
 from sightline.lens.rows import rows_only
 from sightline.watching.intercept.looked import Edited
-from sightline.watching.record.shares import real_keys
+from sightline.watching.record.padding import at_queries, keys_that_are_real
 
 if TYPE_CHECKING:
-    from sightline.backends.call import Call
     from sightline.editing.place import Place
     from sightline.watching.intercept.looked import Attended
     from sightline.watching.seen import Seen
@@ -116,29 +115,8 @@ def mean_of(out: Tensor, place: Place, real: Tensor | None) -> Tensor:
 
 def real_queries(attended: Attended, place: Place) -> Tensor | None:
     """Which queries of self-attention are not padding, as its mask says: `[batch, queries]`."""
-    call = attended.call
-    marks = None if place.cross else _real_keys(call)
-    if marks is None:
-        return None
-    offset = place.first_query - place.first_key
-    at = (torch.arange(place.queries, device=call.device) + offset).clamp(0, place.keys - 1)
-    return marks[:, at].expand(place.batch, -1)
-
-
-@torch.no_grad()
-def _real_keys(call: Call) -> Tensor | None:
-    """Which keys are real, `[batch, keys]`: those that not every query has hidden from it, by a rule or in a table."""
-    found = real_keys(call.mask, call.sizes.keys, call.device)
-    tables = [rule for rule in ([] if call.mask is None else call.mask.conjuncts()) if rule.is_table]
-    seen = [rule.to_dense(call.sizes.queries, call.sizes.keys, call.device) for rule in tables]
-    if isinstance(call.bias, Tensor) and call.bias.dim() > 1:
-        seen.append(call.bias > -HIDDEN)
-    for table in seen:
-        while table.dim() < 4:
-            table = table[None]
-        row = table.expand(*table.shape[:-1], call.sizes.keys).any(-2).any(1)
-        found = row if found is None else found & row
-    return found
+    marks = None if place.cross else keys_that_are_real(attended.call)
+    return None if marks is None else at_queries(marks, attended.call, place.first_query - place.first_key)
 
 
 def given_for(by: Tensor | dict[str, Tensor], out: Tensor, place: Place) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sightline.backends.tiles import bias_tile
 from sightline.editing import sources
 from sightline.editing.cells import Uncut
-from sightline.editing.plan import MAP, Act
+from sightline.editing.plan import Act
 from sightline.normalizers import normalize
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class Block:
         )
         return scores if call.softcap is None else (scores / call.softcap).tanh() * call.softcap
 
-    def scores(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Edited scores; which are visible; which of these are left after cuts that do not renormalise; the sinks."""
+    def scores(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Edited scores; which are visible; and which of these are left after cuts that do not renormalise."""
         call, s = self.call, self.call.sizes
         scores = self.capped(rows, columns)
         visible = torch.ones(1, 1, *scores.shape[-2:], dtype=torch.bool, device=call.device)
@@ -153,17 +153,9 @@ class Block:
                 seen = visible & ~(bias < self._level(rows, columns, bias, visible) - HIDDEN)
                 touched = torch.stack([self.of(act, rows).expand(*self.shape[:2], -1, 1) for act in hides]).any(0)
                 visible = torch.where(touched, seen, visible)
-        sinks = (
-            None
-            if call.sinks is None
-            else expanded(call.sinks, s.batch[0], s.heads)[self.at[0][..., 0], self.at[1][..., 0]]
-        )
-        sinks = None if sinks is None else sinks[..., None].to(scores.dtype).expand(scores.shape[:-1])
         for act in acts:
-            here = self.of(act, rows) if act.step in MAP else None
             if act.step == "temperature":
-                t = torch.where(here, act.edit.options["t"], 1.0).to(scores.dtype)  # type: ignore[arg-type]
-                scores, sinks = scores / t, None if sinks is None else sinks / t[..., 0]
+                scores = scores / self._temperature(act, rows)
         kept = visible
         for act in acts:
             here = self.of(act, rows)
@@ -176,7 +168,22 @@ class Block:
                 kept = kept & cells
                 if act.edit.options.get("renormalize", True):
                     visible = visible & cells
-        return scores, visible.expand(scores.shape), kept.expand(scores.shape), sinks
+        return scores, visible.expand(scores.shape), kept.expand(scores.shape)
+
+    def sinks(self, rows: slice) -> Tensor | None:
+        """The sinks of some rows, `[members, heads, rows]`, each divided by its temperature."""
+        call, (members, heads, _) = self.call, self.shape
+        if call.sinks is None:
+            return None
+        every = expanded(call.sinks, call.sizes.batch[0], call.sizes.heads)[self.at[0][..., 0], self.at[1][..., 0]]
+        found = every[..., None].to(call.compute_dtype).expand(members, heads, len(self.rows[rows]))
+        for act in self.acts:
+            if act.step == "temperature":
+                found = found / self._temperature(act, rows)[..., 0]
+        return found
+
+    def _temperature(self, act: Act, rows: slice) -> Tensor:
+        return torch.where(self.of(act, rows), act.edit.options["t"], 1.0).to(self.call.compute_dtype)
 
     def _level(self, rows: slice, columns: slice, bias: Tensor, visible: Tensor) -> Tensor:
         """The largest bias among the keys that each row sees, all of them: models hide by numbers far below it."""
@@ -192,8 +199,8 @@ class Block:
     def weights(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The edited weights of some rows of the block, and their lse (of the keys, without the sink)."""
         call, whole = self.call, slice(0, self.call.sizes.keys)
-        scores, visible, kept, sinks = self.scores(rows, whole)
-        found = normalize(scores, visible, call.normalizer.name, sinks)
+        scores, visible, kept = self.scores(rows, whole)
+        found = normalize(scores, visible, call.normalizer.name, self.sinks(rows))
         with torch.no_grad():
             lse = scores.detach().masked_fill(~visible, -torch.inf).logsumexp(-1)
         if kept is not visible:
@@ -202,6 +209,17 @@ class Block:
             if act.step == "pattern":
                 found = torch.where(self.of(act, rows), self._pattern(act, rows, kept).to(found), found)
         return found, lse
+
+    def mass(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """What some rows of the block sum to, and what their sink has of them."""
+        found, lse = self.weights(rows)
+        mass = found.sum(-1)
+        sinks = self.sinks(rows)
+        share = torch.zeros_like(mass) if sinks is None else (sinks - torch.logaddexp(lse, sinks)).exp()
+        for act in self.acts:
+            if act.step == "pattern":
+                share = torch.where(self.of(act, rows)[..., 0], 1 - mass, share)
+        return mass, share
 
     def _pattern(self, act: Act, rows: slice, kept: Tensor) -> Tensor:
         if act.edit.kind == "force":

@@ -1,8 +1,9 @@
 """An edited map for those who watch: the call as it was, with what edits add to its scores and hide of its keys.
 
 A large one is never written out: the difference of the scores is a bias, and cuts are masks, given tile by tile. Of
-rows that were told what to look at, and of a whole map with sinks, the logarithms of the weights stand for the scores;
-what these lack to 1 is a sink's then. Of normalisers that know no sink the weights stand for themselves.
+rows that were told what to look at, and of a whole map with sinks, the logarithms of the weights stand for the scores.
+What rows lack to 1, where keys were taken from them and the others left as they are, is the call's `lost`. Of
+normalisers that know no sink the weights stand for themselves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sightline.backends.tiles import bias_tile
 from sightline.biases import Bias
 from sightline.editing.cells import Uncut
 from sightline.editing.maps import Block, expanded
+from sightline.lens.levels import sink_takes
 from sightline.watching.intercept.looked import Edited
 
 if TYPE_CHECKING:
@@ -27,12 +29,15 @@ if TYPE_CHECKING:
 
 # Cells of a bias that may be written out.
 WRITTEN = 1 << 20
+# Rows that lack less than this have lost nothing: sums are rounded.
+_EXACT = 1e-5
 
 
 @torch.no_grad()
 def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, known: Tensor | None = None) -> Edited:
     """The same with the call and the rows that a watch is to see; `known`: the rows, where cuts alone were done."""
-    told = [act for act in acts if _is_told(act)]
+    told = [act for act in acts if act.step == "pattern"]
+    lose = [act for act in acts if act.step == "cut" and not act.edit.options.get("renormalize", True)]
     call = _still(attended.call)
     spread = not call.normalizer.is_softmax
     spread |= call.sinks is not None and bool(told or any(act.step == "temperature" for act in acts))
@@ -43,7 +48,7 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
         row, seen = known, call.replace(mask=_uncut(call, acts))
     elif spread:
         block = Block(call, block.acts, everything=True)
-        q = torch.zeros_like(call.q, dtype=call.compute_dtype)
+        q = torch.zeros_like(call.q)
         k = block.k if own else call.k
         edited = edited._replace(values=block.v) if own else edited
         sizes = call.sizes._replace(kv_heads=k.shape[1])
@@ -51,12 +56,12 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
         if call.normalizer.is_softmax:
             assert call.sinks is not None
             sinks = expanded(call.sinks, *block.shape[:2])[..., None].to(call.compute_dtype)
-            mass = torch.cat([block.weights(strip)[0].sum(-1) for strip in block.strips()], -1)
-            # The sink has what they lack: exp(sink) / (exp(sink) + the sum of the others). One of -inf has nothing.
-            rest = (1 - mass).clamp_min(torch.finfo(mass.dtype).eps / 2).log() - sinks
-            has = rest.isfinite()
-            row, rest = torch.where(has, mass.log() - rest, 0.0), torch.where(has, rest, 0.0)
-            seen = seen.replace(bias=EditedBias(block, None, None, rest))
+            mass, share = (torch.cat(x, -1) for x in zip(*(block.mass(strip) for strip in block.strips())))
+            # So that the sink has its share: exp(sink) of all that they are divided by. One of -inf has nothing.
+            rest = share.clamp_min(torch.finfo(mass.dtype).eps / 2).log() - sinks
+            rest = torch.where(rest.isfinite(), rest, 0.0)
+            row = mass.log() - rest
+            seen = seen.replace(bias=EditedBias(block, None, None, rest), lost=_lost(mass))
         else:
             row = torch.ones(block.shape, device=call.device)
             seen = seen.replace(bias=EditedBias(block, None, None), normalizer=normalizers.get("relu"))
@@ -70,15 +75,22 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
             k = k.repeat_interleave(call.sizes.groups, 1).index_put(at, block.k)
             edited = edited._replace(values=call.v.repeat_interleave(call.sizes.groups, 1).index_put(at, block.v))
         if told:
-            # Half precision would have its rows measured again, and these need not sum to 1.
-            q, k = q.to(call.compute_dtype), k.to(call.compute_dtype)
             q = block.put(q, torch.zeros_like(block.q, dtype=q.dtype), as_told)
-        lse = torch.cat([block.weights(strip)[1] for strip in block.strips()], -1)
+        lse, divisor, mass = (torch.cat(x, -1) for x in zip(*(_sums(block, strip) for strip in block.strips())))
         assert attended.row is not None
-        row = block.put(attended.row.to(lse.dtype), torch.where(as_told, torch.zeros_like(lse), lse), touched)
+        lost = None
+        if told or lose:
+            less = as_told | block.touched(lose)
+            lse = torch.where(less, torch.where(as_told, 0.0, divisor) + mass.log(), lse)
+            before = attended.row.to(lse.dtype)
+            lost = torch.zeros_like(before) if call.sinks is None else sink_takes(call.sinks, before)
+            lost = block.put(lost, _lost(mass), less)
+            lost = None if call.sinks is None and not bool((lost > _EXACT).any()) else lost
+        row = block.put(attended.row.to(lse.dtype), lse, touched)
         mask = _uncut(call, acts)
         bias = EditedBias(block, touched, as_told)
-        seen = call.replace(q=q, k=k, mask=mask, bias=bias, sizes=call.sizes._replace(kv_heads=k.shape[1]))
+        sizes = call.sizes._replace(kv_heads=k.shape[1])
+        seen = call.replace(q=q, k=k, mask=mask, bias=bias, sizes=sizes, lost=lost)
         if not told and all(act.edit.kind == "cut" for act in acts) and not isinstance(call.bias, Tensor):
             seen = seen.replace(bias=call.bias)
     seen = seen.replace(v=seen.k, sizes=seen.sizes._replace(value_dim=seen.sizes.dim))
@@ -86,6 +98,18 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
     if isinstance(seen.bias, EditedBias) and s.batch[0] * s.heads * s.queries * s.keys <= WRITTEN:
         seen = seen.replace(bias=seen.bias.to_dense(s.queries, s.keys, call.device, call.compute_dtype))
     return edited._replace(call=seen, row=row)
+
+
+def _sums(block: Block, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Of some rows: the lse of the keys they see, what they are divided by, as a logarithm, and what they sum to."""
+    weights, lse = block.weights(rows)
+    sinks = block.sinks(rows)
+    return lse, lse if sinks is None else torch.logaddexp(lse, sinks), weights.sum(-1)
+
+
+def _lost(mass: Tensor) -> Tensor:
+    """The logarithm of what rows lack to 1; of rows that see nothing none."""
+    return torch.where(mass > 0, mass.log().neg(), 0.0).clamp_min(0.0)
 
 
 def _uncut(call: Call, acts: list[Act]) -> Mask | None:
@@ -96,11 +120,6 @@ def _uncut(call: Call, acts: list[Act]) -> Mask | None:
             left = Uncut.of(act, call.device)
             mask = left if mask is None else mask & left
     return mask
-
-
-def _is_told(act: Act) -> bool:
-    """Whether the rows of an act are not the softmax of some scores."""
-    return act.step == "pattern" or not act.edit.options.get("renormalize", True)
 
 
 def _still(call: Call) -> Call:
@@ -151,7 +170,7 @@ class EditedBias(Bias):
         if self.told is None:
             found = self._logs(rows)[..., columns]
             return found.exp() if self.rest is None else found - self.rest[..., rows, None]
-        scores, visible, _, _ = self.block.scores(rows, columns)
+        scores, visible, _ = self.block.scores(rows, columns)
         plain = (scores - self.block.capped(rows, columns)).masked_fill(~visible, -torch.inf)
         if not bool(self.told[..., rows].any()):
             return plain

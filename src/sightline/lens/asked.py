@@ -106,7 +106,8 @@ class Answers(Facts):
             sizes = call.sizes._replace(value_dim=extra.v.shape[-1])
             with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
                 out, _ = output_and_rows(call.replace(v=extra.v.to(call.q.dtype), sizes=sizes), "auto")
-                self._learn("along", dot(extra.grad, out))
+                found = dot(extra.grad, out)
+                self._learn("along", found if call.lost is None else found * call.lost.neg().exp())
         self._extra_unchanged.check(("along",))
         assert self.extra.along is not None
         return self.extra.along

@@ -22,8 +22,8 @@ from sightline.lens.tiles.accumulators import RowSums, Seen
 
 # What watched runs and the explorer call other numbers.
 TAKEN = (
-    *OTHERS, "lse", "overview", "overview_max", "shares", "row", "off", "real", "repeated", "q", "k", "sinks", "mass",
-    "unit", "previous", "first", "same", "induction", "layer", "head", "spread", "focus", "interest", "others",
+    *OTHERS, "lse", "overview", "overview_max", "shares", "row", "off", "real", "repeated", "q", "k", "sinks", "lost",
+    "mass", "unit", "previous", "first", "same", "induction", "layer", "head", "spread", "focus", "interest", "others",
 )  # fmt: skip
 _BATCH, _HEADS, _QUERIES, _KEYS = 2, 3, 5, 9
 # Keys that nobody sees, whose tiles are skipped; and two more behind them, which move all places.

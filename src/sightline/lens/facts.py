@@ -113,8 +113,8 @@ class Facts:
         if taken is None:
             return self._shaped(self.row.clone())  # a copy: weights are computed from it
         # Of a row that sees no key the sink is all there is.
-        sinks = self.call.sinks[..., None].to(self.row.dtype)  # type: ignore[index]
-        return self._shaped(torch.where(self.row == -torch.inf, sinks, self.row + taken))
+        empty: Any = -torch.inf if self.call.sinks is None else self.call.sinks[..., None].to(self.row.dtype)
+        return self._shaped(torch.where(self.row == -torch.inf, empty, self.row + taken))
 
     @property
     def sink_share(self) -> Float[Tensor, "*batch heads queries"]:
@@ -152,7 +152,11 @@ class Facts:
         if taken is None or sinks is None:
             return torch.zeros_like(self.row)
         alone = (sinks[..., None] > -torch.inf).to(self.row.dtype)
-        return torch.where(self.row == -torch.inf, alone, -torch.expm1(-taken))
+        if self.call.lost is None:
+            share = -torch.expm1(-taken)
+        else:
+            share = (sinks[..., None].to(self.row.dtype) - self.row - taken).exp()
+        return torch.where(self.row == -torch.inf, alone, share)
 
     def _shaped(self, x: Tensor) -> Tensor:
         return x[0] if self._flat else x

@@ -68,7 +68,10 @@ class JoinedSight(KeptSight):
                 else torch.cat(values, 1)  # type: ignore[arg-type]
             )
         heads, kv_heads = (sum(getattr(part.call.sizes, name) for part in parts) for name in ("heads", "kv_heads"))
-        sinks = [part.call.sinks for part in parts]
+        sinks, lost = [part.call.sinks for part in parts], [part.call.lost for part in parts]
+        if any(one is not None for one in lost):
+            every = [part._levels.taken for part in parts]
+            lost = [torch.zeros_like(part.row) if one is None else one for one, part in zip(every, parts)]
         shared = len(parts) == 1 or _of_all_heads(parts[0])
         call = first.replace(
             q=None,
@@ -78,6 +81,7 @@ class JoinedSight(KeptSight):
             sizes=first.sizes._replace(heads=heads, kv_heads=kv_heads),
             mask=first.mask if shared else None,
             sinks=None if any(one is None for one in sinks) else torch.cat(sinks, -1),  # type: ignore[arg-type]
+            lost=None if any(one is None for one in lost) else torch.cat(lost, 1),  # type: ignore[arg-type]
         )
         sight = cls(call, torch.cat([part.row for part in parts], 1), kept)
         sight.mask_known = shared and all(part.mask_known for part in parts)

@@ -70,7 +70,9 @@ class Levels:
 
     @property
     def taken(self) -> Tensor | None:
-        """What the sink adds to the logarithm of each row's sum; None without sinks."""
+        """What the logarithm of each row's sum lacks of that of its divisor: a sink, or keys that were taken away."""
+        if self.call.lost is not None:
+            return self.call.lost
         if self.call.sinks is None:
             return None
         if self._taken is None:

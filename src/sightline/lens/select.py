@@ -35,6 +35,7 @@ def select(
         bias = bias.select(member, heads)
     if heads is not None:
         s = s._replace(heads=len(heads), kv_heads=len(heads))
+    lost = None if call.lost is None else one_member(some_heads(call.lost, heads, 1), member, 2)
     part = call.replace(
         q=None if call.q is None else one_member(some_heads(call.q, heads, 2), member, 3),
         k=k,
@@ -43,6 +44,7 @@ def select(
         mask=None if call.mask is None else call.mask.select(member, heads),
         bias=bias,
         sinks=sinks,
+        lost=lost,
     )
     return part, one_member(some_heads(row, heads, 1), member, 2)
 

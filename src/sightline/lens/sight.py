@@ -133,6 +133,8 @@ class Sight(Answers):
         """What each row's weights sum to: by the definition of a softmax, less what a sink took; else added up."""
         if not self.call.normalizer.is_softmax:
             return self._shaped(self.value(TOTAL.name))
+        if self.call.lost is not None:
+            return self._shaped(torch.where(self.row == -torch.inf, 0.0, self.call.lost.neg().exp()))
         return self._shaped(torch.where(self.row == -torch.inf, 0.0, 1 - self._sink()))
 
     def received(

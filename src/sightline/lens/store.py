@@ -1,8 +1,8 @@
 """A sight as a safetensors file: tensors, and a description in the metadata. Never pickle.
 
 The description (JSON under the key `sightline`) holds the format's number, the sizes, scale, soft-cap, normaliser, mask
-and bias, and what the sizes of keys are of; the tensors are the row numbers, what was computed, g.o and the sizes of
-what keys carry, and q and k, with a gradient v and g too, if they were kept.
+and bias, and what the sizes of keys are of; the tensors are the row numbers and what edits took from their sums, what
+was computed, g.o and the sizes of what keys carry, and q and k, with a gradient v and g too, if they were kept.
 
 Whoever changes what is written gives `FORMAT` the next number, says in `LACKS` what a file of the number before does
 not hold, and keeps a few of those files as test data: every version reads what all earlier ones wrote.
@@ -96,6 +96,8 @@ def save(sight: Sight, path: Path, keep_qk: bool, durable: bool = True) -> None:
             tensors.update(v=extra.v, grad=extra.grad)
     if call.sinks is not None:
         tensors["sinks"] = call.sinks
+    if call.lost is not None:
+        tensors["lost"] = call.lost
     if isinstance(call.bias, Tensor):
         tensors["bias"] = call.bias
     for i, (request, value) in enumerate(sight.kept.items()):
@@ -163,6 +165,9 @@ def _read(file: TensorFile, path: Path) -> Loaded:
     sinks = file.take("sinks", None, FLOATS) if "sinks" in file.names else None
     if sinks is not None:
         check_sinks(sinks, sizes, rule, row.device)
+    lost = file.take("lost", tuple(row.shape), (row.dtype,)) if format > 2 and "lost" in file.names else None
+    if lost is not None and (not rule.is_softmax or not bool((lost >= 0).all())):
+        raise ValueError("lost: of rows of a softmax that have lost something, 0 or more")
     softcap = about["softcap"]
     call = Call(
         q,  # type: ignore[arg-type]
@@ -176,6 +181,7 @@ def _read(file: TensorFile, path: Path) -> Loaded:
         sinks,
         rule,
         0.0,
+        lost,
     )
     if format == 1 and sinks is not None:
         row = without_sink(sinks, row)
@@ -269,7 +275,7 @@ def _float(field: str, value: Any) -> Any:
 def _moved(found: Loaded, device: torch.device) -> Loaded:
     """The same on another device."""
     call = found.call
-    named = {name: getattr(call, name) for name in ("q", "k", "mask", "bias", "sinks")}
+    named = {name: getattr(call, name) for name in ("q", "k", "mask", "bias", "sinks", "lost")}
     changes: dict[str, Any] = {name: x.to(device) for name, x in named.items() if x is not None}
     if "k" in changes:
         changes["v"] = changes["k"]

@@ -24,7 +24,7 @@ class Unchanged:
     """The counts of a call's tensors as they are now, to be compared with later."""
 
     def __init__(self, call: Call, row: Tensor) -> None:
-        tensors = [("q", call.q), ("k", call.k), ("sinks", call.sinks), ("the lse", row)]
+        tensors = [("q", call.q), ("k", call.k), ("sinks", call.sinks), ("the lse", row), ("lost", call.lost)]
         tensors += [("bias", part) for part in tensors_of(call.bias)]
         tensors += [("the mask", part) for part in tensors_of(call.mask)]
         self._then = [(name, x, count(x)) for name, x in tensors if isinstance(x, Tensor)]

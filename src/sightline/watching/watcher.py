@@ -327,11 +327,13 @@ class Watcher(Following, Repeating, Slicing):
             found["k"] = call.k[..., :0, :] if own else new if waits and new is call.k else _own(new)
         if call.sinks is not None:
             found["sinks"] = _own(call.sinks)
+        if call.lost is not None:
+            found["lost"] = _own(call.lost)
         mask = self._once(call.mask, lambda: _to_cpu(call.mask))
         bias = None
         if keep:
             bias = self._once(call.bias, lambda: _to_cpu(call.bias))
-        part.call = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None)
+        part.call = call.replace(q=None, k=None, v=None, mask=mask, bias=bias, sinks=None, lost=None)
         if waits:
             whole = layer.heads is None
             if not whole:

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.lens.readings import check_known
-from sightline.watching.record.shares import real_keys
 
 if TYPE_CHECKING:
     from sightline.lens.kept import KeptSight
-    from sightline.watching.record.layer import Layer, Part
     from sightline.watching.seen import Seen
 
 READINGS = ("influence", "pull", "norms")
@@ -85,7 +83,9 @@ def mean_output(seen: Seen) -> dict[str, Tensor]:
                     hint="sl.watch(model, keep_output=True)",
                 )
             for part in parts:
-                out, real = part.extra["output"].double(), _real(layer, part)
+                out, real = part.extra["output"].double(), part.extra.get("real")
+                if real is not None:
+                    real = real[:, : out.shape[2]]  # of a guess that was taken back the rest is gone
                 kept = out if real is None else torch.where(real[:, None, :, None], out, 0.0)
                 sums[name] = sums.get(name, torch.zeros(())) + kept.sum((0, 2))
                 counts[name] = counts.get(name, 0) + (out.shape[0] * out.shape[2] if real is None else int(real.sum()))
@@ -104,13 +104,3 @@ def output(seen: Seen, layer: str | int) -> Tensor:
             hint="sl.watch(model, keep_output=True)",
         )
     return torch.cat([part.extra["output"] for part in parts], -2)
-
-
-def _real(layer: Layer, part: Part) -> Tensor | None:
-    """Which queries of a part are no padding, `[batch, queries]`; None: all."""
-    if layer.kind == "cross":
-        return None
-    s = part.call.sizes
-    keys = part.end_key - part.first_key
-    real = real_keys(part.call.mask, keys, torch.device("cpu"))
-    return None if real is None else real[:, keys - s.queries :].expand(*s.batch, s.queries)

@@ -147,7 +147,7 @@ def _distance(layer: LayerLike) -> list[float] | None:
     _, _, queries, keys = sight.shape
     if received is None or real_keys(sight.mask, keys, received.device) is not None:
         return None
-    if sight.call.sinks is not None:
+    if sight.call.sinks is not None or sight.call.lost is not None:
         return None  # a sink takes more of one row than of another: what keys received is no mean over rows
     weights = sight.due.double()
     places = torch.arange(queries, dtype=torch.float64) + keys - queries

@@ -157,10 +157,10 @@ def _swept(call: Call, wanted: Wanted, place: Place) -> bool:
 def distance_is_known(call: Call, steps: bool = False) -> bool:
     """Whether the mean distance follows from what each key received.
 
-    No key comes after its query, none is padding, and no sink has made the rows count differently.
+    No key comes after its query, none is padding, and neither a sink nor an edit has made rows count differently.
     """
     mask = call.mask
-    if call.sinks is not None:
+    if call.sinks is not None or call.lost is not None:
         return False
     band = None if mask is None else mask.band
     return steps or call.sizes.queries == 1 or (band is not None and band.right is not None and band.right <= 0)

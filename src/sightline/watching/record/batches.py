@@ -58,7 +58,9 @@ class Waiting(NamedTuple):
 
 def is_plain(call: Call) -> bool:
     """Whether a call is softmax of scores alone, with sinks perhaps."""
-    return call.bias is None and call.normalizer.is_softmax and (call.sinks is None or call.sinks.dim() == 1)
+    if call.bias is not None or call.lost is not None or not call.normalizer.is_softmax:
+        return False
+    return call.sinks is None or call.sinks.dim() == 1
 
 
 def by_kernels(call: Call) -> bool:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sightline.watching.intercept import active
 from sightline.watching.record.influence import Influence
 from sightline.watching.record.norms import Pending, Projections
+from sightline.watching.record.padding import asks, at_queries, keys_that_are_real
 from sightline.watching.record.readings import Asked
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Deeper:
         self.influence = Influence(keep) if influence else None
         norms = keep or influence or any(request.of == "norms" for request in wanted.readings)
         self.norms = Projections(names) if norms else None
+        self.real: Tensor | None = None  # which queries of this pass are no padding, as its self-attention says
 
     @property
     def on(self) -> bool:
@@ -54,6 +57,8 @@ class Deeper:
         if self.output:
             out = heads.output(s)
             part.extra["output"] = _own(out if layer.heads is None else out[:, layer.heads])
+            if (real := self._real(layer.kind == "cross", looked)) is not None:
+                part.extra["real"] = real
         held = bool(self.wanted.readings) and len(layer.parts) == 1
         asked = Asked([], None, None, None)
         if held:
@@ -66,6 +71,21 @@ class Deeper:
             part.extra["heads"] = s
             pending = Pending(layer, part, new, heads.output(s), s, asked, [])
             self.norms.add(pending, heads.projection)
+
+    def _real(self, cross: bool, looked: Looked) -> Tensor | None:
+        """Which queries are no padding, `[batch, queries]`; of cross-attention as the self-attention before it says."""
+        call, s = looked.call, looked.call.sizes
+        if cross:
+            return self.real if self.real is not None and self.real.shape == (s.batch[0], s.queries) else None
+        marks, edited = looked.real, any(getattr(watch, "edits", False) for watch in active.watches())
+        if marks is None:
+            # What edits show as a bias is not what the model hides by it.
+            marks = keys_that_are_real(call.replace(bias=None) if edited else call)
+        found = None if marks is None else at_queries(marks, call, looked.first_query - looked.first_key)
+        if (some := None if edited else asks(call, looked.row)) is not None:
+            found = some if found is None else found & some
+        self.real = None if found is None else found.cpu()
+        return self.real
 
     @property
     def apart(self) -> bool:
@@ -91,6 +111,7 @@ class Deeper:
 
     def settle(self) -> None:
         """A pass is over."""
+        self.real = None
         if self.norms is not None:
             self.norms.settle()
 

@@ -18,6 +18,7 @@ from sightline.backends.call import Call
 from sightline.errors import InputError
 from sightline.lens import Picture, Top
 from sightline.lens.kept import KeptSight, gather_bins
+from sightline.lens.levels import sink_takes
 from sightline.lens.statistics import STATISTICS
 from sightline.masks import Band, Mask, causal, padding, prefix
 from sightline.masks.functions import Stacked
@@ -224,8 +225,20 @@ def join(layer: Layer) -> KeptSight:
     if all("q" in part.found for part in rest):
         q, k = _queries_and_keys(layer, rest)
         bias = _bias(layer, s.queries, s.keys)
-    call = last.replace(q=q, k=k, v=k, sizes=s, mask=_mask(layer), bias=bias, sinks=parts[-1].found.get("sinks"))
+    sinks, lost = parts[-1].found.get("sinks"), None
+    if any("lost" in part.found for part in parts):
+        lost = cat([_lost(part) for part in parts], -1).to(row.dtype)
+    call = last.replace(q=q, k=k, v=k, sizes=s, mask=_mask(layer), bias=bias, sinks=sinks, lost=lost)
     return KeptSight(call, row, kept, extra=beside(layer))
+
+
+def _lost(part: Part) -> Tensor:
+    """What the rows of a part lack of what they are divided by: a sink of the model's is in it, as in every lost."""
+    lost, sinks, row = (part.found.get(name) for name in ("lost", "sinks", "row"))
+    assert row is not None
+    if lost is not None:
+        return lost
+    return torch.zeros_like(row) if sinks is None else sink_takes(sinks, row)
 
 
 def _resolved(picture: Picture, queries: int, keys: int) -> Picture:
