@@ -111,7 +111,7 @@ def test_exact_effects_are_pythons_and_so_is_their_program(
 
     monkeypatch.setattr(sl.models, "load", tiny.get)
     there: dict[str, Any] = {}
-    given = {**AIM, "q": "9,13", "k": 9, "heads": True}
+    given = {**AIM, "q": "9,13", "k": 9, "also": "effects"}
     exec(asked.get(f"/api/runs/{base}/python/1/2", params=given).json()["python"], there)
     np.testing.assert_allclose(there["effects"].exact[0], found["exact"], rtol=1e-6)
     assert there["value"] == pytest.approx(found["value"], rel=1e-6)
@@ -139,7 +139,7 @@ def test_effects_of_an_edited_run_are_those_beside_its_edits(
     assert abs(np.array(found["exact"]) - pythons(tiny).exact[0].numpy()).max() > 1e-4
     monkeypatch.setattr(sl.models, "load", tiny.get)
     there: dict[str, Any] = {}
-    exec(asked.get(f"/api/runs/{run}/python/1/2", params={**AIM, "heads": True}).json()["python"], there)
+    exec(asked.get(f"/api/runs/{run}/python/1/2", params={**AIM, "also": "effects"}).json()["python"], there)
     np.testing.assert_allclose(there["effects"].exact[0].nan_to_num(0), found["exact"], rtol=1e-6)
 
 

@@ -138,7 +138,7 @@ def test_programs_run_in_the_notebook_they_are_copied_in(tmp_path: Path) -> None
         assert there["value"] == pytest.approx(value, rel=1e-6)
         _done(carried, f"/api/runs/{base}/effects", {})
         found = _answer(carried, f"/api/runs/{base}/effects")
-        there = ran(f"/api/runs/{base}/python/1/2?q={last}&heads=true")
+        there = ran(f"/api/runs/{base}/python/1/2?q={last}&also=effects")
         np.testing.assert_allclose(there["effects"].exact[0], found["exact"], rtol=1e-5, atol=1e-9)
     finally:
         carried.close()

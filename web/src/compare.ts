@@ -18,6 +18,16 @@ import { Tooltip } from "./tooltip";
 const AROUND = 8;
 const MOST = 120;
 
+// The second of the two maps that are shown, and what is pinned on it.
+export interface Second {
+  run: string;
+  layer: number;
+  head: number;
+  q: number[];
+  k: number | null;
+  difference: boolean;
+}
+
 export class Compare {
   readonly node: HTMLElement;
   readonly views: MapView[] = [];
@@ -69,6 +79,15 @@ export class Compare {
     if (visible) this.update();
     else this.clear();
     if (!visible) this.context.subtracts.value = false;
+  }
+
+  second(): Second | null {
+    const heads = this.visible ? this.heads() : null;
+    if (!heads || !this.pairing) return null;
+    const { q, k } = this.context.state;
+    const [{ run, layer, head }, difference] = [heads[1], this.views.length === 1];
+    const keys = this.across(k === null ? [] : [k], "key");
+    return { run: run.asked, layer, head, q: this.across(q, "query"), k: keys[0] ?? null, difference };
   }
 
   private clear(): void {

@@ -250,6 +250,7 @@ export class Context {
       hi: 1,
       other: null,
       difference: false,
+      path: null,
       ...given,
     });
     this.chosen = JSON.stringify(this.looked);

@@ -31,6 +31,7 @@ export class Edits {
   private factor = el("input", {
     attrs: { type: "number", min: 0, max: 100, step: 0.1, value: 2, id: "edit-factor" },
   });
+  told: { token: string; than: string } | null = null; // the tokens whose change is told
   private asking = 0;
   private done = "";
 
@@ -232,6 +233,7 @@ export class Edits {
         a && b ? `${visible(a.text)} ${a.p.toFixed(3)} → ${b.p.toFixed(3)}` : "";
       const difference = `difference of their logits ${was.value.toFixed(2)} → ${is.value.toFixed(2)}`;
       this.outcome.hidden = false;
+      this.told = { token: before.token.text, than };
       this.outcome.textContent = `${on.map(({ what }) => editWords(what)).join("; ")}: ${change(was.token, is.token)}, ${change(was.than, is.than)}; ${difference}`;
     } catch {
       this.outcome.hidden = true; // a model without tokens to predict: the maps say what changed

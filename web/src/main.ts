@@ -54,6 +54,7 @@ class App {
   private written = new WrittenView(this.context, (id) => this.header.follow(id));
   private why = new WhyBar(this.context, {
     rectangle: () => this.map.part(),
+    second: () => this.compare.second(),
     refresh: () => this.header.refresh(),
   });
   private text = new TextView(this.context);

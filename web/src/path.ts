@@ -7,7 +7,9 @@ import { el, retryButton } from "./dom";
 import { strongestButton } from "./invite";
 import { Seen } from "./listening";
 import { sentence } from "./source";
-import { LEAST, type PathStep, path } from "./why";
+import { same } from "./state";
+import { followed, LEAST, type PathStep, turned } from "./why";
+import type { Walk } from "./whystate";
 
 export class PathView {
   readonly node: HTMLElement;
@@ -16,12 +18,13 @@ export class PathView {
   private seen: Seen;
   private steps: PathStep[] = [];
   private origin: number | null = null;
+  private taken: Walk["taken"] = [];
   private asking = 0;
 
   constructor(private context: Context) {
     this.node = el("div", { class: "path-view" }, this.about, this.list);
     const load = (anew: boolean) => void this.load(anew);
-    this.seen = new Seen(context, ["q"], [], load, () => this.draw());
+    this.seen = new Seen(context, ["q", "path"], [], load, () => this.draw());
     onChange(context.link, () => this.seen.now && !context.state.q.length && load(false));
     context.store.on(["layer", "head", "k"], () => this.mark()); // what has the focus keeps it
   }
@@ -33,7 +36,7 @@ export class PathView {
   // A new token is followed from the top; a step of the path that is shown is not a new token.
   private async load(anew: boolean): Promise<void> {
     const run = this.context.run.value;
-    const { q, layer } = this.context.state;
+    const { q, layer, path: walk } = this.context.state;
     if (!run) return;
     const query = q.at(-1) ?? null;
     if (query === null) {
@@ -45,13 +48,17 @@ export class PathView {
       );
       return;
     }
-    if (!anew && this.steps.some((step) => step.query === query) && this.origin !== null) return this.mark();
+    if (!anew && this.origin !== null && this.on(query) && (walk ? same(walk, this.walk) : !this.taken.length))
+      return this.mark();
     const now = ++this.asking;
     try {
-      const found = await path(run, layer, query, null);
+      const among = walk && walk.from < run.tokens.length ? await followed(run, layer, walk) : [];
+      const stays = among.some((step) => step.query === query);
+      const steps = stays ? among : await followed(run, layer, { from: query, taken: [] });
       if (now !== this.asking) return;
-      this.origin = query;
-      this.steps = found.steps;
+      this.origin = stays ? walk!.from : query;
+      this.taken = stays ? walk!.taken : [];
+      this.steps = steps;
       this.draw();
     } catch (error) {
       if (now !== this.asking) return;
@@ -60,6 +67,14 @@ export class PathView {
       this.about.replaceChildren(`${sentence(error)} `);
       if (this.context.curable(error)) this.about.append(retryButton(() => this.context.retry()));
     }
+  }
+
+  private on(query: number | undefined): boolean {
+    return this.steps.some((step) => step.query === query);
+  }
+
+  private get walk(): Walk | null {
+    return this.origin === null ? null : { from: this.origin, taken: this.taken };
   }
 
   private draw(): void {
@@ -83,7 +98,7 @@ export class PathView {
               class: "chip-button source",
               title: `${run.name(step.layer, head)}: ${tokens.name(step.query)} to ${tokens.name(key)}`,
               attrs: { type: "button", "data-h": head, "data-k": key },
-              on: { click: () => void this.walk(i, rank) },
+              on: { click: () => void this.walkTo(i, rank) },
             },
             `H${run.layer(step.layer).numbers[head]} `,
             tokens.element(key),
@@ -103,25 +118,31 @@ export class PathView {
   }
 
   // Look at a link; one that the path did not take is taken from here on.
-  private async walk(i: number, rank: number): Promise<void> {
+  private async walkTo(i: number, rank: number): Promise<void> {
     const run = this.context.run.value;
     const step = this.steps[i];
-    if (!run || !step) return;
+    if (!run || !step || this.origin === null) return;
     const [head, key] = step.sources[rank];
-    this.context.store.push({ layer: step.layer, head, q: [step.query], k: key });
+    const goes = step.goes && rank === 0;
+    const above = this.taken.filter(([number]) =>
+      this.steps.slice(0, i).some((s) => run.layer(s.layer).number === number),
+    );
+    if (!goes) this.taken = [...above, [run.layer(step.layer).number, key]];
+    this.context.store.push({ layer: step.layer, head, q: [step.query], k: key, path: this.walk });
     this.node.dispatchEvent(new CustomEvent("opened", { bubbles: true }));
-    if (step.goes && rank === 0) return;
-    const sources = [step.sources[rank], ...step.sources.filter((_, other) => other !== rank)];
-    const taken = { ...step, sources, goes: true };
+    if (goes) return;
     const now = ++this.asking;
-    const below = step.layer > 0 ? (await path(run, step.layer, key, step.layer - 1)).steps : [];
+    const steps = await turned(run, this.steps, i, rank);
     if (now !== this.asking) return;
-    this.steps = [...this.steps.slice(0, i), taken, ...below];
+    this.steps = steps;
     this.draw();
   }
 
   private mark(): void {
-    const { layer, head, q, k } = this.context.state;
+    const { layer, head, q, k, path: walk } = this.context.state;
+    // The address leads to this path, from wherever on it one stands.
+    const walked = this.origin === q.at(-1) && !this.taken.length ? null : this.walk;
+    if (this.seen.now && this.on(q.at(-1)) && !same(walk, walked)) this.context.store.replace({ path: walked });
     for (const item of this.list.children as HTMLCollectionOf<HTMLElement>) {
       const here = Number(item.dataset.l) === layer && q.includes(Number(item.dataset.q));
       for (const source of item.querySelectorAll<HTMLElement>(".source"))

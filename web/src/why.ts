@@ -4,6 +4,7 @@ import type { components } from "./api";
 import type { OpenRun } from "./run";
 import { Refused, type Source } from "./source";
 import { SPECIAL } from "./tokens";
+import type { Walk } from "./whystate";
 
 type Shapes = components["schemas"];
 export type Grid = Shapes["Grid"];
@@ -70,6 +71,25 @@ export async function path(run: OpenRun, layer: number, q: number, start: number
     if (goes) place = found[0][1];
   }
   return { query: q, of: run.info.of, least: LEAST, steps };
+}
+
+// A path with the sources that were chosen on the way.
+export async function followed(run: OpenRun, layer: number, { from, taken }: Walk): Promise<PathStep[]> {
+  let { steps } = await path(run, layer, from, null);
+  for (const [number, key] of taken) {
+    const i = steps.findIndex((step) => run.layer(step.layer).number === number);
+    const rank = i < 0 ? -1 : steps[i].sources.findIndex((source) => source[1] === key);
+    if (rank >= 0) steps = await turned(run, steps, i, rank);
+  }
+  return steps;
+}
+
+// The same path up to a layer, where another source is taken.
+export async function turned(run: OpenRun, steps: PathStep[], i: number, rank: number): Promise<PathStep[]> {
+  const step = steps[i];
+  const sources = [step.sources[rank], ...step.sources.filter((_, other) => other !== rank)];
+  const below = step.layer > 0 ? (await path(run, step.layer, sources[0][1], step.layer - 1)).steps : [];
+  return [...steps.slice(0, i), { ...step, sources, goes: true }, ...below];
 }
 
 async function everyHead<T>(run: OpenRun, like: number, q: number, of: (row: Float32Array) => T, none: T) {

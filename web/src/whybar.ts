@@ -1,6 +1,7 @@
 // The bar of "why": which reading, what for, what is changed; and where to go next.
 
 import { onChange } from "./changes";
+import type { Second } from "./compare";
 import type { Context } from "./context";
 import { el } from "./dom";
 import { Edits } from "./edits";
@@ -16,6 +17,7 @@ import { TargetChoice } from "./target";
 
 export interface Around {
   rectangle: () => Cells | null; // what the map shows, if not all of it
+  second: () => Second | null; // what is beside it, if two maps are shown
   refresh: () => Promise<unknown>; // there is a new run
 }
 
@@ -31,15 +33,16 @@ export class WhyBar {
 
   constructor(
     private context: Context,
-    around: Around,
+    { rectangle, second, refresh }: Around,
   ) {
-    const told = (order: OrderInfo | null) => this.tell(order);
+    const tell = (order: OrderInfo | null) => this.tell(order);
     this.marks = new Marks(context);
     this.places = new Places(context);
-    this.readings = new Readings(context, told);
+    this.readings = new Readings(context, tell);
     this.target = new TargetChoice(context);
-    this.edits = new Edits(context, around.rectangle, told, around.refresh);
-    this.python = new CopyPython(context);
+    this.edits = new Edits(context, rectangle, tell, refresh);
+    const told = () => (context.state.view === "compare" && !this.edits.outcome.hidden ? this.edits.told : null);
+    this.python = new CopyPython(context, { rectangle, second, told });
     this.node = el(
       "div",
       { class: "why-bar", attrs: { role: "group", "aria-label": "ask why" } },
@@ -80,7 +83,7 @@ export class WhyBar {
     const model = source.live && run.value !== null && run.value.info.why_not === null;
     this.target.button.hidden = !model;
     this.edits.button.hidden = !model || (run.value?.info.edits.length ?? 0) > 0;
-    this.python.button.hidden = !source.live || run.value?.info.model === null;
+    this.python.button.hidden = !source.live;
   }
 
   private tell(order: OrderInfo | null): void {

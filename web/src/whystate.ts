@@ -28,6 +28,13 @@ export interface Mark {
   text: string;
 }
 
+// A path that was walked: the token it begins at, and the sources that were chosen, each a layer (as the model counts)
+// and a key.
+export interface Walk {
+  from: number;
+  taken: [number, number][];
+}
+
 export interface WhyState {
   rail: RailTab;
   of: Reading;
@@ -35,6 +42,7 @@ export interface WhyState {
   effects: boolean; // exact effects of all heads are asked for
   edits: Edit[];
   marks: Mark[];
+  path: Walk | null; // null: from the pinned token, by its strongest sources
 }
 
 export const WHY: WhyState = {
@@ -44,6 +52,7 @@ export const WHY: WhyState = {
   effects: false,
   edits: [],
   marks: [],
+  path: null,
 };
 
 export const EDIT =
@@ -69,6 +78,7 @@ export function encodeWhy(state: WhyState, put: (name: string, value: string) =>
         .map(encodeURIComponent)
         .join(","),
     );
+  if (state.path) put("path", [state.path.from, ...state.path.taken.map((one) => one.join("."))].join("~"));
 }
 
 export function decodeWhy(given: URLSearchParams, notices: string[]): Partial<WhyState> {
@@ -101,6 +111,13 @@ export function decodeWhy(given: URLSearchParams, notices: string[]): Partial<Wh
     const list = marks.split(",").map(mark);
     state.marks = list.filter((one) => one !== null).slice(0, MOST);
     if (state.marks.length < list.length) notices.push("some bookmarks of this address are not understood");
+  }
+  const path = given.get("path");
+  if (path !== null) {
+    const [from, ...taken] = path.split("~");
+    if (/^\d{1,9}(~\d{1,4}\.\d{1,9}){0,256}$/.test(path))
+      state.path = { from: Number(from), taken: taken.map((one) => one.split(".").map(Number) as [number, number]) };
+    else notices.push("the path of this address is not understood");
   }
   return state;
 }

@@ -28,6 +28,13 @@ const FULL: State = {
     { what: "cut:23.3:q13:k9", on: false },
   ],
   marks: [{ layer: 3, head: 1, q: 10, k: 2, text: "they, the kids ~ & 100 %" }],
+  path: {
+    from: 12,
+    taken: [
+      [4, 7],
+      [1, 2],
+    ],
+  },
 };
 
 describe("an address", () => {
@@ -36,7 +43,7 @@ describe("an address", () => {
       "#v=2&run=0123abcd&view=compare&L=3&H=1&q=9,12&k=5&at=10.25,4,-2&pool=max&scale=linear&lo=0.000001&hi=0.5" +
         "&map=viridis&shade=received&with=ffff-0,2,7&diff=1&diag=0&aside=0&rail=link&of=influence&for=%20Mary&than=%20John" +
         "&after=13&effects=1&edits=ablate:23.3,!cut:23.3:q13:k9" +
-        "&marks=3~1~10~2~they%252C%2520the%2520kids%2520%257E%2520%2526%2520100%2520%2525",
+        "&marks=3~1~10~2~they%252C%2520the%2520kids%2520%257E%2520%2526%2520100%2520%2525&path=12~4.7~1.2",
     );
   });
 

@@ -85,8 +85,9 @@ def told(row: Tensor, tokenizer: Any, before: Sequence[int], id: int) -> dict[st
     return {"id": id, "text": text_of(tokenizer, before, id), "p": p, "logit": float(row[id])}
 
 
-def logits_after(model: Any, ids: Sequence[int], after: int) -> Tensor:
-    """The logits after a position: what comes later is not seen by it."""
+def logits_after(model: Any, ids: Sequence[int], after: int, whole: bool) -> Tensor:
+    """The logits after a position: what comes later is not seen by it, and need not be there unless edits name it."""
+    given = list(ids if whole else ids[: after + 1])
     with torch.no_grad():
-        found: Tensor = model(torch.tensor([list(ids[: after + 1])], device=model.device), last=1)
-    return found[0, -1].float().cpu()
+        found: Tensor = model(torch.tensor([given], device=model.device), last=len(given) - after)
+    return found[0, 0].float().cpu()

@@ -12,7 +12,7 @@ Nothing else is read: what a page asks for is one of these, with numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,11 @@ def edits_of(texts: Sequence[str], layers: int | None = None) -> Edits:
         name, given, where = change.call()
         getattr(made, name)(*given, **where)
     return made
+
+
+def needs_whole(meta: Mapping[str, Any]) -> bool:
+    """Whether what an edited run says of a place takes the text behind it too: edits may name tokens there."""
+    return bool(meta.get("edits"))
 
 
 def _columns(span: tuple[int, int]) -> int | slice:

@@ -12,7 +12,7 @@ import torch
 
 from sightline.editing.head_effects import sweep
 from sightline.explore.aims import Aim
-from sightline.explore.changes import read
+from sightline.explore.changes import needs_whole, read
 from sightline.explore.once_more import Report, attention_layers, each_layer, once_more
 from sightline.explore.readings import ReadingRequest
 from sightline.explore.run import Run
@@ -66,8 +66,9 @@ def compute(request: EffectsRequest, model: Any, tokenizer: Any, report: Report)
         taking.update(stage="taking heads out", done=done, total=total)
         report(**taking)
 
+    whole = needs_whole(run.meta)
     # Forwards and backwards with gradients, and once without.
-    with once_more(run, aim, model, tokenizer, report, what="what heads did", hint=HINT, rest=False, passes=3) as begun:
+    with once_more(run, aim, model, tokenizer, report, what="what heads did", hint=HINT, rest=whole, passes=3) as begun:
         target, passes = begun.target, begun.passes
 
         def layer_is_done() -> None:
@@ -79,9 +80,10 @@ def compute(request: EffectsRequest, model: Any, tokenizer: Any, report: Report)
         rest, layers = left(run), attention_layers(model)
         heads = None if len(rest) == sum(layer.heads for layer in layers) else rest
         with each_layer(model, layer_is_done, layer_is_done):
-            # What comes after the place is not seen from there; of the logits only its own are wanted.
-            inputs = {"ids": torch.tensor([begun.ids[: target.after + 1]], device=model.device), "last": 1}
-            found = sweep(model, inputs, logit(target.token, than=target.than), heads=heads, told=tell)
+            ids = begun.ids if whole else begun.ids[: target.after + 1]
+            last = len(ids) - target.after  # of the logits only those of the place are wanted
+            inputs = {"ids": torch.tensor([ids], device=model.device), "last": last}
+            found = sweep(model, inputs, logit(target.token, than=target.than, at=-last), heads=heads, told=tell)
     rows = {name: i for i, name in enumerate(found.layers)}
 
     def numbers(table: torch.Tensor) -> list[list[float]]:

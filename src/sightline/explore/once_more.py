@@ -14,7 +14,7 @@ from sightline import memory
 from sightline.editing import edit
 from sightline.errors import InputError
 from sightline.explore.aims import Aim, Aimed, aimed, logits_after, place
-from sightline.explore.changes import edits_of
+from sightline.explore.changes import edits_of, needs_whole
 from sightline.explore.run import Run
 from sightline.nn import MultiHeadAttention
 
@@ -105,7 +105,7 @@ def once_more(
     counted = Passes(model, report, 1 + passes)
     with edit(model, changes) if changes else nullcontext():
         with counted.counted("reading the text", "going back"):
-            row = logits_after(model, ids, at)
+            row = logits_after(model, ids, at, needs_whole(run.meta))
         yield Begun(ids, aimed(aim, tokenizer, ids, row), counted)
 
 

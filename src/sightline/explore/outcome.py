@@ -1,10 +1,8 @@
-"""What a model would write next after a text, edits and all; and the same as lines of Python."""
+"""What a model would write next after a text, edits and all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -12,13 +10,9 @@ from torch import Tensor
 from sightline.editing import edit
 from sightline.errors import InputError, TooLargeError
 from sightline.explore.aims import Aim, aimed, logits_after, place, told
-from sightline.explore.changes import edits_of, read
-from sightline.explore.effects import left
-from sightline.explore.programs import HELD, kept_program
-from sightline.explore.readings import OWN
+from sightline.explore.changes import edits_of, needs_whole
 from sightline.explore.run import Run
 from sightline.explore.writing import likeliest
-from sightline.models.checkpoints.builtin import BUILTINS
 
 # A longer text is not run again for one row of logits: what was kept of the last one has to do.
 LONGEST = 1024
@@ -50,7 +44,7 @@ def row_of(run: Run, model: Any, after: int) -> Tensor:
         )
     changes = edits_of(run.meta.get("edits") or ())
     with edit(model, changes) if changes else nullcontext():
-        return logits_after(model, ids, after)
+        return logits_after(model, ids, after, needs_whole(run.meta))
 
 
 def outcome(run: Run, tokenizer: Any, row: Tensor, aim: Aim, n: int) -> dict[str, Any]:
@@ -98,84 +92,3 @@ def spelled(run: Run, tokenizer: Any) -> list[int] | None:
     """The ids of a run's tokens, if its text is not cut into these: what a model wrote may be cut otherwise."""
     ids = ids_of(run)
     return None if list(tokenizer.encode(run.text or "").ids) == ids else ids
-
-
-@dataclass(frozen=True)
-class Screen:
-    """What is looked at: a head, queries and a key if any, the ids of the target, whether effects of all heads."""
-
-    layer: int
-    head: int
-    queries: Sequence[int] = ()
-    key: int | None = None
-    target: tuple[int, int | None, int] | None = None  # the token, the other one, and the position
-    effects: bool = False
-    ids: Sequence[int] | None = None  # of the text, where it does not say them
-    held: bool = False  # the model is at hand where the program runs: a notebook's own
-
-
-def python(run: Run, screen: Screen) -> str:
-    """What is on the screen as a program: the text, the edits, the target, the head, and the cell or the row."""
-    about = run.layer(screen.layer)
-    view = run.view(screen.layer, screen.head)
-    view.inside("query", screen.queries or [0], about.queries)
-    view.inside("key", [screen.key or 0], about.keys)
-    # Only the model can say what its own account does not: a reading for a target, effects.
-    asked = screen.target is not None and f"_{OWN}_" not in run.id
-    known = None
-    if not (asked and screen.held):
-        known = kept_program(run, about, screen.head, screen.queries, screen.key, screen.held)
-    if known is not None:
-        return known
-    of, edits, target = run.of, run.meta.get("edits") or [], screen.target
-    lines = ["import torch", "import sightline as sl", ""]
-    if screen.held:
-        lines += [HELD, f"ids = torch.tensor([{ids_of(run)}], device=model.device)"]
-    else:
-        name = run.model if run.model in BUILTINS else f"folder/of/{run.model}"
-        ids = f"tokenizer.encode({run.text or ''!r}).ids" if screen.ids is None else str(list(screen.ids))
-        lines += [f"model, tokenizer = sl.models.load({name!r})", f"ids = torch.tensor([{ids}])"]
-    changes = [f"    {read(edit).python()}" for edit in edits]
-    gradients = of != "weights"
-    if target is not None:
-        lines.append(f"target = sl.targets.logit({_tokens(target)}, at={target[2]})")
-    opened = [] if gradients else ["torch.no_grad()"]
-    opened += ["sl.edit(model) as edits"] if edits else []
-    opened.append(f"sl.watch(model, {'influence=True, ' if gradients else ''}keep_qk=True) as seen")
-    lines += [f"with {', '.join(opened)}:", *changes, "    output = model(ids)"]
-    if gradients:
-        lines += ["    y = target(output)", "    seen.backward(y)", "value = float(y.detach())"]
-    elif target is not None:
-        lines.append("value = float(target(output))")
-    columns = "slice(None)" if screen.key is None else f"slice({screen.key}, {screen.key + 1})"
-    what = f", of={of!r}" if gradients else ""
-    rows = "slice(None)" if not screen.queries else f"slice({screen.queries[0]}, {screen.queries[0] + 1})"
-    head = about.numbers[screen.head]
-    if len(screen.queries) > 1:
-        added = f"seen[{about.name!r}].tile(query, {columns}{what})[0, {head}]"
-        lines.append(f"cells = sum({added} for query in {list(screen.queries)})")
-    else:
-        lines.append(f"cells = seen[{about.name!r}].tile({rows}, {columns}{what})[0, {head}]")
-    lines.append("print(cells)")
-    if screen.effects and target is not None:
-        given = f'{{"ids": ids[:, : {target[2] + 1}], "last": 1}}, sl.targets.logit({_tokens(target)})'
-        done = f"effects = sl.effects(model, {given}{_heads(run)})"
-        lines += ["with sl.edit(model) as edits:", *changes, f"    {done}"] if edits else [done]
-        lines.append("print(effects)")
-    return "\n".join(lines) + "\n"
-
-
-def _heads(run: Run) -> str:
-    """Which heads are taken out: those that the edits have left, and the run has."""
-    rest = left(run)
-    layers, heads = (sorted({pair[i] for pair in rest}) for i in (0, 1))
-    every = [(layer, head) for layer in layers for head in heads]
-    gone = sorted(set(every) - set(rest))
-    if not gone and layers == list(range(len(layers))):
-        return ""
-    without = f" if (layer, head) not in {gone}" if gone else ""
-    return f", heads=[(layer, head) for layer in {layers} for head in {heads}{without}]"
-
-
-def _tokens(target: tuple[int, int | None, int]) -> str:
-    return str(target[0]) if target[1] is None else f"{target[0]}, than={target[1]}"

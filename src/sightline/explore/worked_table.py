@@ -38,6 +38,13 @@ def of_sight(run: Run, layer: int, head: int) -> Steps:
             got="a run without them",
             hint="sl.watch(model, keep_qk=True)",
         )
+    if call.lost is not None:
+        raise InputError(
+            "the steps end in rows that sum to 1, and edits have taken keys from these without renormalising",
+            expected="rows of a softmax",
+            got="a run under edits with renormalize=False",
+            hint="renormalize=True; the map has the weights as they are",
+        )
     return explain(
         call.q,
         call.k,

@@ -16,6 +16,7 @@ from sightline.explore.model_runs import RunRequest
 from sightline.explore.run import Run
 from sightline.web import shapes
 from sightline.web.answers import binary, finished, unless_over
+from sightline.web.asked_routes import add_asked
 from sightline.web.parse import numbers, span
 from sightline.web.problems import Answer, Problem, to_json
 from sightline.web.service import Service
@@ -289,6 +290,7 @@ def routes(service: Service) -> APIRouter:
         return Response(body, media_type=media, headers=headers)
 
     add_why(api, service)
+    add_asked(api, service)
     return api
 
 

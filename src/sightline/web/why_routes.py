@@ -8,21 +8,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.explore import aims, bookmarks, effects, every_head, images, outcome, places, readings
+from sightline.explore import aims, bookmarks, effects, every_head, images, places
 from sightline.explore.aims import Aim
 from sightline.explore.effects import EffectsRequest
 from sightline.explore.links import Special
 from sightline.explore.readings import ReadingRequest
-from sightline.explore.run import Run
 from sightline.web import why_shapes as shapes
 from sightline.web.answers import finished, unless_over
-from sightline.web.parse import numbers
 from sightline.web.problems import Answer, Problem
 from sightline.web.service import Service
 from sightline.web.shapes import Ordered
 
 NOT_KEPT = {"Cache-Control": "no-store"}
-MOST_QUERIES = 64
 
 
 class NewMark(BaseModel):
@@ -216,74 +213,3 @@ def add_why(api: APIRouter, service: Service) -> None:
                 hint=f"POST /api/runs/{run[:40]}/effects",
             )
         return Answer(found, headers=NOT_KEPT)
-
-    def with_model(it: Run) -> tuple[Any, Any]:
-        if service.models is None or it.model not in service.models:
-            raise Problem(
-                422,
-                "the model of this run is not at hand",
-                expected="a model of this server",
-                got=str(it.model),
-                hint="limits",
-            )
-        return service.models.get(str(it.model))
-
-    async def row_after(request: Request, it: Run, after: int) -> Any:
-        make = lambda: (outcome.row_of(it, with_model(it)[0], after), True)  # noqa: E731
-        return (await unless_over(service, request, service.slow((it.key, "logits", after), make)))[0]
-
-    @api.get("/runs/{run}/next", tags=["why"], response_model=shapes.Next)
-    async def following(
-        request: Request,
-        run: str,
-        token: Annotated[str, Query(max_length=aims.LONGEST)] = "",
-        than: Annotated[str, Query(max_length=aims.LONGEST)] = "",
-        after: Annotated[int | None, Query(ge=0)] = None,
-        n: Annotated[int, Query(ge=1, le=20)] = 5,
-    ) -> Response:
-        """What the model would write next, its edits and all: probabilities, and the difference of two logits."""
-        it = service.run(run)
-        aim = Aim(token, than, after)
-        body = outcome.kept(it, n, aim)
-        if body is None:
-            ids = outcome.ids_of(it)
-            row = await row_after(request, it, aims.place(aim, len(ids)))
-            make = lambda: outcome.outcome(it, with_model(it)[1], row, aim, n)  # noqa: E731
-            body = await unless_over(service, request, service.slow((it.key, "next", aim, n), make))
-        return finished(request, it, Answer(body))
-
-    @api.get("/runs/{run}/python/{layer}/{head}", tags=["why"], response_model=shapes.Python)
-    async def python(
-        request: Request,
-        run: str,
-        layer: int,
-        head: int,
-        q: Annotated[str | None, Query(max_length=400)] = None,
-        k: Annotated[int | None, Query(ge=0)] = None,
-        token: Annotated[str, Query(max_length=aims.LONGEST)] = "",
-        than: Annotated[str, Query(max_length=aims.LONGEST)] = "",
-        after: Annotated[int | None, Query(ge=0)] = None,
-        heads: bool = False,
-    ) -> Response:
-        """What is on the screen as a program: text, edits, target, head and cell; with `heads` the effects of all."""
-        it = service.run(run)
-        aim = Aim(token, than, after)
-        known = (it.meta.get("aim") or {}).get("ids") if it.base is not None else None
-        if known is None and (found := effects.find(it, aim)) is not None:
-            known = found["ids"]
-        if known is None and (heads or aim != Aim()):
-            ids = outcome.ids_of(it)
-            row = await row_after(request, it, aims.place(aim, len(ids)))
-            find = lambda: aims.aimed(aim, with_model(it)[1], ids, row)  # noqa: E731
-            target = await unless_over(service, request, service.slow((it.key, "aim", aim), find))
-            known = [target.token, target.than, target.after]
-        made = service.models is not None and it.model in service.models and not readings.why_not(it, service.models)
-        held = made and service.models is not None and service.models.held
-        spelled = None
-        if made and not held:
-            spell = lambda: outcome.spelled(it, with_model(it)[1])  # noqa: E731
-            spelled = await unless_over(service, request, service.slow((it.key, "spelled"), spell))
-        queries = () if q is None else numbers("q", q, MOST_QUERIES)
-        asked = None if known is None else tuple(known)
-        screen = outcome.Screen(layer, head, queries, k, asked, heads, spelled, held)
-        return finished(request, it, Answer({"python": outcome.python(it, screen)}))
