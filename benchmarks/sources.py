@@ -31,6 +31,7 @@ MEASURED = {
     "monitor": WATCHING,
     "watch": WATCHING,
     "watch_models": WATCHING,
+    "first_use": WATCHING,
     "edits": (*WATCHING, "editing"),
     "explorer": (*ACCOUNTS, "explore", "web"),
     "page_size": ("explore",),

@@ -58,7 +58,14 @@ def test_every_shape_counts_for_itself():
     calls_by_flash(777)
     x = tensor(1, 16, 778, 128)
     assert plans.is_new(x, x, x, True, False)
-    assert plans.is_new(x, x, x, True, False, lse=True)
+
+
+def test_what_autocast_makes_another_dtype_of_is_torchs(monkeypatch):
+    x = tensor(1, 16, 777, 128)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    for dtype, mine in ((torch.float16, False), (torch.bfloat16, True)):
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind, dtype=dtype: dtype)
+        assert plans.is_new(x, x, x, True, False) is mine
 
 
 def test_asking_without_counting_changes_nothing():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sightline as sl
-from sightline.backends import plans
+from sightline.backends import plans, reference
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def draw(length: int, heads: int = 8, kv_heads: int = 8, grads: bool = False) ->
 
 
 def kernels(run) -> str:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiled:
         run()
         torch.cuda.synchronize()
     return " ".join(event.key for event in profiled.key_averages())
@@ -44,7 +44,7 @@ def test_either_kernel_gives_the_same(mask, kv_heads, grads):
     choice = sl.which_backend(q, k, v, mask=mask)
     assert (choice.backend, "flash" in choice.reason) == ("sdpa", True)
     first = sl.attention(q, k, v, mask=mask)
-    exact = sl.reference.matrix_view(*(x.detach().double() for x in (q, k, v)), mask=mask)
+    exact = reference.matrix_view(*(x.detach().double() for x in (q, k, v)), mask=mask)
     torch.testing.assert_close(first.detach().double(), exact, rtol=0.02, atol=0.02)
     if grads:
         first.sum().backward()

@@ -206,6 +206,22 @@ def test_nothing_holds_the_model_afterwards():
     assert seen[0].shape == (1, 2, 4, 4)
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_qk": True}, {"influence": True, "keep_qk": True}], ids=str)
+def test_what_is_seen_is_in_no_circle(options, llama):
+    """What it holds, on a GPU perhaps, is free without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        for model, given in ((Layer(), torch.randn(1, 4, 16)), (llama, torch.tensor([[1, 2, 3, 4, 5]]))):
+            with watch(model, **options) as seen:
+                model(given)
+            gone = weakref.ref(seen)
+            del seen
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_run_without_attention_is_said():
     model = nn.Linear(4, 4)
     with pytest.warns(UserWarning, match="saw no attention"), watch(model) as seen:

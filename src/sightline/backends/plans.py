@@ -40,26 +40,21 @@ _lock = threading.Lock()
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, grouped: bool, scale: float | None = None) -> Tensor:
     """Torch's fused attention without a table, by flash while the shape is new."""
     if q.is_cuda and is_new(q, k, v, causal, grouped):
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        try:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
-        finally:
-            torch.backends.cuda.enable_cudnn_sdp(True)
+        # By its operator: torch's setting would hold for all threads.
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[0]
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
-def is_new(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, grouped: bool, *, lse: bool = False, count: bool = True
-) -> bool:
+def is_new(q: Tensor, k: Tensor, v: Tensor, causal: bool, grouped: bool, *, count: bool = True) -> bool:
     """Whether a call without a table is one that flash does, because cuDNN would first make a plan for it.
 
-    With `count` it is a call that is about to be done. `lse` says whether the log-sum-exp is asked for: that is another
-    plan.
+    With `count` it is a call that is about to be done. Whether the log-sum-exp is asked for, or where the numbers lie,
+    is another plan and not another shape: a call that is looked at comes from the kernel that it came from before.
     """
-    if torch.compiler.is_compiling() or not q.is_cuda:
+    if torch.compiler.is_compiling() or not q.is_cuda or _casts(q):
         return False
     grads = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    key = (q.shape, k.shape, q.stride(), k.stride(), v.stride(), q.dtype, causal, lse or grads, grads, q.device.index)
+    key = (q.shape, k.shape, v.shape, q.dtype, causal, grads, q.device.index)
     with _lock:
         spent = _spent.get(key, 0.0)
         if spent >= 1 or not _both(q, k, v, causal, grouped):
@@ -79,6 +74,11 @@ def forget() -> None:
     """Every shape is new again."""
     with _lock:
         _spent.clear()
+
+
+def _casts(q: Tensor) -> bool:
+    """Whether autocast makes another dtype of it."""
+    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") != q.dtype
 
 
 def _both(q: Tensor, k: Tensor, v: Tensor, causal: bool, grouped: bool) -> bool:

@@ -346,7 +346,7 @@ def _kernel(ready: _Ready) -> Callable[[_Ready, float], tuple[Tensor, Tensor]] |
         return None
     params = torch.backends.cuda.SDPAParams(ready.q, ready.k, ready.v, ready.table, 0.0, ready.causal, ready.grouped)
     if ready.table is None and torch.backends.cuda.can_use_cudnn_attention(params):
-        new = is_new(ready.q, ready.k, ready.v, ready.causal, ready.grouped, lse=True)
+        new = is_new(ready.q, ready.k, ready.v, ready.causal, ready.grouped)
         return _cuda_flash if new else _cuda_cudnn
     if torch.backends.cuda.can_use_flash_attention(params):
         return _cuda_flash

@@ -148,6 +148,10 @@ def check_grad(grad: object, call: Call, v: Tensor | None, flat: bool = False) -
     return grad.detach()[None] if flat else grad.detach()
 
 
+# Numbers of a strip of queries whose output is widened.
+_WIDE = 1 << 22
+
+
 def extra_of(call: Call, v: Tensor | None, grad: Tensor | None, out: Tensor | None = None) -> Extra | None:
     """What values and gradient make known; `out` is the output, if that was computed.
 
@@ -175,7 +179,12 @@ def sizes_of_values(call: Call, v: Tensor) -> Float[Tensor, "*batch heads keys"]
 def dot(grad: Tensor, out: Tensor) -> Float[Tensor, "*batch heads queries"]:
     """g_i . o_i"""
     dtype = _dtype(out)
-    return torch.einsum("...d,...d->...", grad.to(dtype), out.to(dtype))
+    if grad.dtype == out.dtype == dtype:
+        return torch.einsum("...d,...d->...", grad, out)
+    # A strip of queries at a time: wide copies of both would be the largest there is.
+    strip = max(1, _WIDE // max(1, out[..., :1, :].numel()))
+    parts = zip(grad.split(strip, -2), out.split(strip, -2), strict=True)
+    return torch.cat([torch.einsum("...d,...d->...", g.to(dtype), o.to(dtype)) for g, o in parts], -1)
 
 
 def times_sizes(received: Tensor, extra: Extra) -> Float[Tensor, "*batch heads keys"]:

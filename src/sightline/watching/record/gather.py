@@ -8,6 +8,7 @@ that are alike are one batch. Whoever asks for a layer's sight has what waits ac
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,7 +53,8 @@ class Gather:
     on = True  # off, every call is accounted for at once
 
     def __init__(self, watcher: Watcher) -> None:
-        self.watcher = watcher
+        # Not in a circle: what a watch holds of a GPU is free as soon as nobody has it.
+        self.watcher: Watcher = weakref.proxy(watcher)
         self.calls: list[Waiting] = []
         self.blocks: dict[str, Block] = {}
         self.bytes = 0  # of calls
