@@ -118,7 +118,10 @@ def test_which_backend():
 def test_compiled_as_one_graph():
     q, k, v = (t.detach() for t in draw(torch.bfloat16))
     compiled = torch.compile(lambda q, k, v: sl.attention(q, k, v, mask=sl.causal()), fullgraph=True)
-    torch.testing.assert_close(compiled(q, k, v), sl.attention(q, k, v, mask=sl.causal()))
+    exact = reference.matrix_view(q.double(), k.double(), v.double(), mask=sl.causal())
+    # A compiled call takes torch's kernel, another one begins a shape with flash: neither is much further off.
+    eager = (sl.attention(q, k, v, mask=sl.causal()).double() - exact).abs().max()
+    assert (compiled(q, k, v).double() - exact).abs().max() <= 2 * eager
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
