@@ -123,6 +123,15 @@ def peers(results: Results) -> str:
             own = megabytes(page[0]) + old("page_size")
             lines.append(("a page of 72 heads over 512 tokens", own, f"BertViz {megabytes(page[1])}"))
         else:
+            shape = "in the shape of"
+            for call, words in (
+                ({"call": "encode"}, f"64 texts to vectors, {shape} MiniLM"),
+                ({"call": "generate", "batch": 1}, f"128 tokens, {shape} SmolLM2-135M"),
+                ({"call": "generate", "batch": 16}, "the same, 16 sequences at once"),
+            ):
+                if results.rows("models-gpu", **call):
+                    took = times(results.figure("models-gpu", "ratio", **call)) + old("models")
+                    lines.append((words, took, "transformers = 1"))
             whole = results.figure("lens-gpu", "seconds", call="one layer")
             bare = results.figure("growth-gpu", "median_ms", call="torch SDPA", tokens=1 << 20)
             lines.append(
@@ -274,7 +283,14 @@ def models(results: Results) -> str:
         else:
             rows.append((row["call"], times(row["ratio"]), size(ours["peak_mib"]), size(theirs["peak_mib"])))
     head = ("", "sightline / transformers", "sightline", "transformers")
-    return f"{where(results, 'cpu', 'models')}.\n\n" + table(head, rows)
+    found = f"{where(results, 'cpu', 'models')}.\n\n" + table(head, rows)
+    rows = []
+    for row in results.rows("models-gpu"):
+        many = f"{row['texts']} texts" if "texts" in row else f"{row['tokens']} tokens x {row['batch']}"
+        spent = (duration(row[who]["median_ms"]) for who in ("sightline", "transformers"))
+        rows.append((f"{row['call']}, {many}", times(row["ratio"]), *spent))
+    said = f"{where(results, 'gpu', 'models')}: random weights of the same shapes, one call after the other."
+    return f"{found}\n\n{said}\n\n{table(head, rows)}" if rows else found
 
 
 def watching(results: Results, kind: str) -> str:

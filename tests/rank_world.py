@@ -1,7 +1,8 @@
 """Some processes of torch.distributed on gloo, made once for many checks: each says of every check what came of it.
 
-The checks are the functions `check_…` of `rank_checks`, in their order, each run by all ranks together. One fresh
-process imports everything and forks all others, because importing torch takes seconds of each.
+The checks are the functions `check_…` of `rank_checks`, and for two ranks of `rank_checks_long`, in their order, each
+run by all ranks together. One fresh process imports everything and forks all others, because importing torch takes
+seconds of each. A process that has asked for a GPU cannot be forked, and imports ask: there each rank is a fresh one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,18 +29,43 @@ def outcomes(sizes: list[int], folder: Path) -> dict[int, dict[str, list[str]]]:
 
     No process outlives this call.
     """
-    path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with (folder / "log").open("w") as log:
         subprocess.run(
             [sys.executable, __file__, str(folder), *map(str, sizes)],
-            env=environment,
+            env=_environment(),
             stdout=log,
             stderr=log,
             timeout=60 + LIMIT * len(sizes),
             check=False,
         )
     return {size: _read(size, folder) for size in sizes}
+
+
+def on_device(device: str, names: list[str], folder: Path, size: int = 2) -> dict[str, list[str]]:
+    """What every rank says of some checks with tensors on a device; each rank is a fresh process.
+
+    No process outlives this call.
+    """
+    ranks = []
+    with (folder / "log").open("w") as log:
+        try:
+            for rank in range(size):
+                command = [sys.executable, __file__, str(folder), "--rank", str(rank), str(size), *names]
+                ranks.append(subprocess.Popen(command, env=_environment(device), stdout=log, stderr=log))
+            end = time.monotonic() + LIMIT
+            for process in ranks:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    return _read(size, folder)
+
+
+def _environment(device: str = "cpu") -> dict[str, str]:
+    path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "SIGHTLINE_RANKS_ON": device}
 
 
 def _read(size: int, folder: Path) -> dict[str, list[str]]:
@@ -68,18 +96,25 @@ def _world(size: int, folder: Path) -> None:
         os.waitpid(process, 0)
 
 
-def _rank(size: int, rank: int, folder: Path) -> None:
+def _checks(size: int) -> dict[str, Callable[[int, int], None]]:
+    """All that so many ranks check; those that end a rank come last."""
+    import rank_checks
+    import rank_checks_long
+
+    return (rank_checks_long.checks(size) if size == 2 else {}) | rank_checks.checks(size)
+
+
+def _rank(size: int, rank: int, folder: Path, names: list[str] | None = None) -> None:
     import torch
     import torch.distributed as dist
-
-    import rank_checks
 
     # A file instead of a port: none can be taken.
     store, patience = f"file://{folder}/{size}.store", timedelta(seconds=PATIENCE)
     with (folder / f"{size}.{rank}.json").open("w") as file:
         try:
             dist.init_process_group("gloo", init_method=store, world_size=size, rank=rank, timeout=patience)
-            for name, check in rank_checks.checks(size).items():
+            found = _checks(size)
+            for name, check in found.items() if names is None else [(name, found[name]) for name in names]:
                 torch.manual_seed(0)
                 what, begun = "ok", time.process_time()
                 try:
@@ -100,6 +135,8 @@ if __name__ == "__main__":
     import rank_checks
 
     torch.set_num_threads(1)  # no pool of threads, which would not outlive a fork
+    if sys.argv[2] == "--rank":
+        _rank(int(sys.argv[4]), int(sys.argv[3]), Path(sys.argv[1]), sys.argv[5:])
     rank_checks.warm()
     for many in sys.argv[2:]:
         _world(int(many), Path(sys.argv[1]))

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import rank_checks
+import rank_checks_long
 import rank_world
 import sightline as sl
 from sightline.errors import InputTypeError
@@ -19,8 +20,11 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, list[s
     return rank_world.outcomes([2, 4], tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", list(rank_checks.checks(2)))
+@pytest.mark.parametrize(
+    "name, size",
+    [(name, size) for name in rank_checks.checks(2) for size in (2, 4)]
+    + [(name, 2) for name in rank_checks_long.checks(2)],
+)
 def test_ranks(said: dict[int, dict[str, list[str]]], name: str, size: int) -> None:
     ranks = range(size - 1) if name.endswith("_dies") else range(size)
     assert name in said[size], "no rank came so far"

@@ -160,7 +160,7 @@ class Ranks:
                 buffer = message.tensor.detach().cpu().contiguous()
                 return message, buffer, dist.isend(buffer, peer, group=self.group, tag=tag)
             assert message.like is not None
-            buffer = torch.empty(message.like.shape, dtype=message.like.dtype)
+            buffer = torch.empty(message.like.shape, dtype=message.like.dtype, device="cpu")
             return message, buffer, dist.irecv(buffer, peer, group=self.group, tag=tag)
         except (RuntimeError, ValueError) as error:
             raise self.lost(step, message.peer, error) from error

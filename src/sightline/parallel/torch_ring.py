@@ -1,7 +1,8 @@
 """Torch's own ring, where it can express a call: softmax, no mask or a causal one, parts of one length.
 
 It is not part of torch's public interface: where it is missing or has another form, nothing is lost but its kernels'
-overlap with the transfers. It joins in float32, so other precisions go by our own.
+overlap with the transfers. It joins in float32, so other precisions go by our own; and so does all on a GPU, whose
+flash kernel knows no float32.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ def run(call: Call, ranks: Ranks, whole: Whole, balance: str) -> tuple[Tensor, T
     ring, options = found
     s, causal = call.sizes, whole.mask is not None
     q, k, v = (t.reshape(-1, *t.shape[-3:]).contiguous() for t in (call.q, call.k, call.v))
-    operator = torch.ops.aten._scaled_dot_product_flash_attention
-    if call.device.type == "cpu":
-        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     try:
         with _balanced(options, balance == "head-tail"):
             out, lse, *_ = ring(ranks.group, 2, operator, q, k, v, is_causal=causal, scale=call.scale)
@@ -52,7 +51,7 @@ def expresses(call: Call, ranks: Ranks, whole: Whole, balance: str, backend: str
         and call.bias is None
         and not call.dropout
         and call.q.dtype == torch.float32
-        and call.device.type in ("cpu", "cuda")
+        and call.device.type == "cpu"
         and s.heads == s.kv_heads > 0
         and s.dim == s.value_dim > 0
         and all(s.batch)

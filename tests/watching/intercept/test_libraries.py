@@ -315,6 +315,21 @@ def test_varlen_attention_of_torch(monkeypatch):
     assert seen.unseen == {"attn": PAGED}
 
 
+def test_varlen_attention_with_a_flag_for_causal(monkeypatch):
+    """As in versions before windows: it may be given by its place."""
+
+    def varlen_attn(
+        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None, scale=None
+    ):  # fmt: skip
+        return by_text(query, key, value, cu_seq_q, cu_seq_k, scale=scale, causal=is_causal)
+
+    monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_attn)
+    q, k, v = (x[0] for x in some(9, 9, batch=1))
+    for more in ((), (True,), (True, None, 0.4)):
+        seen = seen_of(lambda more=more: torch_varlen.varlen_attn(q, k, v, ENDS, ENDS, 5, 5, *more))
+        check(seen, blocks(q, k, ENDS, ENDS, causal=bool(more), scale=0.4 if len(more) == 3 else None))
+
+
 def test_nothing_stays_in_their_place():
     before = flash_attn_func, sys.modules["flash_attn"].flash_attn_func
     with pytest.raises(ZeroDivisionError):

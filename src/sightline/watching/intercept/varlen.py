@@ -5,6 +5,7 @@ The account is of one map for all of them: a text sees itself alone (`sl.documen
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,12 +71,9 @@ def texts(ends: Tensor, total: int) -> Tensor:
     return torch.searchsorted(ends[1:].contiguous().to(places.dtype), places, right=True)
 
 
-_VARLEN = "query key value cu_seq_q cu_seq_k max_q max_k"
-
-
 def varlen(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
-    """torch.nn.attention.varlen.varlen_attn."""
-    given = named(_VARLEN, args, kwargs)
+    """torch.nn.attention.varlen.varlen_attn: causal is a flag of its own in some versions, a window in others."""
+    given = named(" ".join(inspect.signature(func).parameters), args, kwargs)
     q, k, window = given["query"], given["key"], given.get("window_size", (-1, -1))
     if not who.wanting:
         who.note(0, k.shape[0])
