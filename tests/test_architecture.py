@@ -25,7 +25,7 @@ TESTS = ROOT / "tests"
 # A module imports only from lines above its own; on its own line, only from its own package.
 LAYERS = (
     ("errors", "folders", "version"),
-    ("caches", "files", "image_files", "memory", "portable", "shapes"),
+    ("caches", "devices", "files", "image_files", "memory", "portable", "shapes"),
     ("biases",),
     ("masks", "normalizers", "positions", "lookup", "targets"),
     ("kernels",),

@@ -114,8 +114,9 @@ class Tokens:
 
 
 class Known:
-    def __init__(self, names):
+    def __init__(self, names, device):
         self.names = names
+        assert device == "cpu"
 
     def first(self):
         return self.names[0]

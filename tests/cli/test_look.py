@@ -196,6 +196,36 @@ def test_mistakes_are_errors_of_ours(arguments: list[str], text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [["look", "a text"], ["heads", "minilm"], ["steps", "a text", "--model", "minilm"], ["serve", "--model", "minilm"]],
+    ids=lambda given: given[0],
+)
+def test_a_device_that_is_not_there_is_refused_before_a_model_is_read(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sightline.models.loading.open_checkpoint", None)
+    option = {"serve": None, "steps": "--html"}.get(arguments[0], "--out")
+    out = [] if option is None else [option, str(tmp_path / "x.html")]
+    with pytest.raises(SystemExit) as stopped:
+        cli.run([*arguments, *out, "--device", "cuda:99"])
+    said = str(stopped.value.code)
+    assert re.fullmatch(
+        r"sightline: this device is not there; expected: auto, or one of cpu.*; try: --device auto", said
+    )
+    assert "got: 'cuda:99' (" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_a_device_that_is_named(device: str, saved: tuple[Path, str], tmp_path: Path) -> None:
+    folder = tmp_path / "kids"
+    given = ["look", SENTENCE, "--device", device, "--out", str(folder)]
+    told = CliRunner().invoke(app, given, catch_exceptions=False).stdout
+    assert told.replace(str(folder), "") == saved[1].replace(str(saved[0]), "")
+
+
+@pytest.mark.parametrize(
     "layers, missing", [("99", "99"), ("0,6-20", "6, 7, 8, 9, 10, 11, 12, 13 …"), ("2,embed*", "embed*")]
 )
 def test_layers_that_are_not_there_are_one_line_and_no_run(

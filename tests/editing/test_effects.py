@@ -177,6 +177,18 @@ def test_what_cannot_be_is_refused():
         sl.effects(torch.nn.Linear(4, 4), torch.randn(1, 4), lambda out: out[:, 0])
 
 
+def test_half_precision_may_differ_by_its_roundings():
+    """Kernels with and without gradients, or of a larger batch, do: by the last digits of what they can say."""
+    model, x = edit_cases.small_decoder().bfloat16(), torch.randn(1, 6, 32, dtype=torch.bfloat16)
+    off = 1 + torch.finfo(torch.bfloat16).eps
+    model.register_forward_hook(lambda _, __, out: out * (off if torch.is_grad_enabled() else 1.0))
+    found = sl.effects(model, x, lambda out: 10 * out[:, -1, 0].abs() + 1)
+    assert found.exact.isfinite().all()
+    off = 1.1
+    with pytest.raises(InputError, match="two unedited runs differ"):
+        sl.effects(model, x, lambda out: 10 * out[:, -1, 0].abs() + 1)
+
+
 def test_what_was_done_before_an_interrupt_is_kept(monkeypatch):
     model, x = edit_cases.small_decoder(), torch.randn(1, 6, 32)
     changed = module._Work.changed

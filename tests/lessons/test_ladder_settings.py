@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sightline.errors import InputError, SightlineError
-from sightline.lessons.ladder import QUICK, Settings, find_device
+from sightline.lessons.ladder import QUICK, Settings
 
 
 @given(st.integers(1, 5000))
@@ -43,9 +43,3 @@ def test_a_seed_must_not_be_negative() -> None:
 
 def test_quick_is_a_budget() -> None:
     assert Settings(**QUICK).characters < Settings().characters / 100
-
-
-@pytest.mark.parametrize("name", ["cuda:999", "meta", "no-such-thing", "cpu:x", ""])
-def test_a_device_that_is_not_there(name: str) -> None:
-    with pytest.raises(InputError, match=r"this device is not there\n  expected: auto, or one of cpu"):
-        find_device(name)

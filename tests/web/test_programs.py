@@ -300,6 +300,22 @@ def test_a_model_in_a_folder_is_asked_for_by_its_folder(tmp_path: Path, monkeypa
     service.close()
 
 
+def test_a_program_asks_for_the_device_of_the_server(tmp_path: Path) -> None:
+    """Weights are as in the file there, and float32 here: other numbers."""
+    from sightline.explore.model_runs import Models
+
+    word_model(tmp_path / "words")
+    models = Models([str(tmp_path / "words")])
+    service = Service(performer(models, lambda run: service.library.add(run)), models, threads=1)
+    client = Told(service)
+    run = done(client, client.post("/api/runs", json={"text": WORDS, "model": "words"}))[0]
+    models.device = "cuda"
+    program = client.get(f"/api/runs/{run}/python/1/2?q=3&also=row").json()["python"]
+    assert "sl.models.load('folder/of/words', device='cuda')" in program
+    assert ".ids], device=model.device)" in program
+    service.close()
+
+
 @pytest.mark.parametrize(
     "wrong, says",
     [

@@ -54,7 +54,7 @@ def check(cut: str | None, target: str | None) -> Edits | None:
 
 def changed(model: Any, tokenizer: Any, text: str, target: Callable[[Any], Any], edits: Edits, what: str) -> list[str]:
     """What a target is, and what it is under edits, in lines."""
-    ids = torch.tensor([tokenizer.encode(text).ids])
+    ids = torch.tensor([tokenizer.encode(text).ids], device=model.device)
     with torch.no_grad():
         before = float(target(model(ids)))
         with edit(model, edits):

@@ -11,6 +11,7 @@ import typer
 from sightline.census import Census, census
 from sightline.census.page import page
 from sightline.cli.look import check, read
+from sightline.devices import HELP
 from sightline.errors import InputError
 from sightline.explore.model_runs import Models
 from sightline.files import write_whole
@@ -32,6 +33,7 @@ def heads(
     rank: Annotated[str, typer.Option(help=f"What heads are ranked by: {', '.join(MEASURES)}.")] = "effect",
     n: Annotated[int, typer.Option("--heads", help="Heads in the table.", min=1, max=10000)] = 20,
     out: Annotated[Path | None, typer.Option(help="Keep it as a page: heads.html.")] = None,
+    device: Annotated[str, typer.Option(help=HELP)] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """Measure every head of a language model: what it looks at, and what the model loses without it."""
@@ -47,7 +49,7 @@ def heads(
     content = TEXTS if texts is None else [one for one in read(str(texts)).split("\n\n") if one.strip()]
     if texts is not None and not texts.is_file():
         raise InputError("there is no such file", expected="a file with texts", got=str(texts), hint="--texts FILE")
-    known = Models([model])
+    known = Models([model], device=device)
     loaded, tokenizer = known.get(known.first())
     if not hasattr(loaded, "generate") or tokenizer is None:
         raise InputError(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sightline.devices import HELP, find_device
 from sightline.lessons import ladder as lesson
 from sightline.lessons.ladder import RUNGS, checkpoint, climb, report
 from sightline.plots.canvas import style
@@ -24,7 +25,7 @@ def ladder(
         int, typer.Option(help="Ladders, each with a seed of its own; says how much seeds differ.", min=1)
     ] = 1,
     steps: Annotated[int | None, typer.Option(help="Training steps of each rung.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto is the GPU if there is one.")] = "auto",
+    device: Annotated[str, typer.Option(help=HELP)] = "auto",
     threads: Annotated[int, typer.Option(help="Of the CPU. Other numbers give other last digits.", min=1, max=256)] = 1,
     quick: Annotated[
         bool, typer.Option("--quick", help="Seconds instead of minutes: small models, few steps.")
@@ -48,7 +49,7 @@ def ladder(
     sizes: dict[str, Any] = dict(lesson.QUICK) if quick else {}
     if steps is not None:
         sizes["steps"] = steps
-    device = lesson.find_device(device)
+    device = find_device(device)
     settings = lesson.Settings(**sizes, seed=seed, threads=threads, device=device)
     words = lesson.python_text() if text is None else lesson.read_text(text)
     if quick:

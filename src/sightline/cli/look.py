@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from sightline.cli import edited
+from sightline.devices import HELP
 from sightline.errors import InputError
 from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.report import report as report_page
@@ -56,6 +57,7 @@ def look(
     spans: Annotated[
         str | None, typer.Option(help="Parts of the text by characters: question=0:40,answer=41:60.")
     ] = None,
+    device: Annotated[str, typer.Option(help=HELP)] = "cpu",
 ) -> None:
     """Say what a model attended to in a text, and keep it as a folder or a page."""
     content = read(text)
@@ -73,7 +75,7 @@ def look(
     as_page = out is not None and out.suffix.lower() in (".html", ".htm")
     if out is not None:
         check(out, as_page)
-    known = Models([model])
+    known = Models([model], device=device)
     name = known.first()
     with folder(None if as_page else out) as place:
         wanted = None if target is None else mattered.target_of(*known.get(name)[::-1], name, target, instead)

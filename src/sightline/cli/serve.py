@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.devices import HELP, find_device
 from sightline.errors import InputError
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.reasons import plain
@@ -35,9 +36,11 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on; other machines see only what you name.")] = (
         "127.0.0.1"
     ),
+    device: Annotated[str, typer.Option(help=HELP)] = "cpu",
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Look at attention as on a map, in a browser. Ctrl-C stops the server."""
+    device = find_device(device)
     if folders and is_survey(folders[0]):
         if len(folders) > 1:
             raise InputError("a survey is served alone", expected="one folder", got=len(folders), hint=str(folders[0]))
@@ -58,8 +61,9 @@ def serve(
             request = RunRequest(text.encode("utf-8", "replace").decode(), service.models.first())
         runs = len(service.library.listed())
         names = plain(", ".join(known["name"] for known in service.listed_models())) or "none"
+        where = "" if device == "cpu" else f", on {device}"
         typer.echo(f"Explorer: {address}")
-        typer.echo(f"{runs} saved run{'' if runs == 1 else 's'}; models: {names}. Ctrl-C stops it.")
+        typer.echo(f"{runs} saved run{'' if runs == 1 else 's'}; models: {names}{where}. Ctrl-C stops it.")
         for skipped in service.skipped:
             typer.echo(f"left out: {skipped}", err=True)
         if request is not None:
@@ -67,4 +71,4 @@ def serve(
         if open_browser:
             typer.launch(address)
 
-    run_server(folders or [], models=model, host=host, port=port, ready=ready)
+    run_server(folders or [], models=model, host=host, port=port, device=device, ready=ready)

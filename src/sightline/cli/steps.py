@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.devices import HELP, find_device
 from sightline.errors import InputError
 from sightline.models.loading import load
 from sightline.steps import explain as steps_of
@@ -34,15 +35,16 @@ def steps(
     top: Annotated[int, typer.Option(help="Keys in a table; the others are added up in one line.")] = 16,
     seed: Annotated[int, typer.Option(help="Other random numbers, where no model is used.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    device: Annotated[str, typer.Option(help=HELP)] = "cpu",
 ) -> None:
     """Show how attention works on a sentence, number by number.
 
     Without a model, embeddings and weights are random: nothing was learned.
     """
-    sentence = read(text)
+    sentence, device = read(text), find_device(device)
     if html is not None:
         check_target(html)
-    made = untrained(sentence, seed, head) if model is None else trained(sentence, model, layer, head)
+    made = untrained(sentence, seed, head) if model is None else trained(sentence, model, layer, head, device)
     chosen = choose(made, query)
     if html is not None:
         made.save_html(html, queries=chosen, top=top)
@@ -77,9 +79,9 @@ def untrained(sentence: str, seed: int, head: int) -> Steps:
     return explain_words(sentence, seed=seed)
 
 
-def trained(sentence: str, name: str, layer: int, head: int) -> Steps:
+def trained(sentence: str, name: str, layer: int, head: int, device: str = "cpu") -> Steps:
     """One head of a trained model, on any sentence."""
-    model, tokenizer = load(name)
+    model, tokenizer = load(name, device=device)
     made = steps_of(model, sentence, layer=layer, head=head, tokenizer=None if hasattr(model, "batch") else tokenizer)
     made.title = f"{name}: layer {layer}, head {head}"
     made.notes = (f"The sentence: {sentence.strip()}", *made.notes)

@@ -8,6 +8,7 @@ import numpy as np
 
 from sightline.errors import InputError
 from sightline.explore import export, measures, readings, report, thumbs, worked_table
+from sightline.explore.arrays import array
 from sightline.explore.cache import Cache
 from sightline.explore.links import first_head, link_of
 from sightline.explore.model_runs import Models
@@ -84,7 +85,7 @@ class Atlas:
         if follow is None:
             raise InputError("this run has no rollout", expected="a watched run", got="single sights", hint="rows")
         # The mean, so that the shares of one or of several positions sum to 1.
-        return np.mean([follow(query)[run.batch].numpy() for query in queries], axis=0, dtype=np.float64).astype("<f4")
+        return np.mean([array(follow(query)[run.batch]) for query in queries], axis=0, dtype=np.float64).astype("<f4")
 
     def steps(self, run: Run, layer: int, head: int, query: int, top: int, key: int | None) -> dict[str, Any]:
         """The worked table of one query."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from sightline.explore.arrays import array
 from sightline.explore.overview import PATCH, cells_of
 from sightline.explore.visible_counts import VisibleCounts
 from sightline.lens.pieces import rows_at
@@ -85,12 +86,13 @@ class Estimate:
             return self._one_by_one(span, shape)
         visible = None
         if ends is not None:
-            key = torch.arange(span.start, span.stop)
-            first, stop = (torch.from_numpy(end)[:, None] for end in ends)
+            device = self.sight.device
+            key = torch.arange(span.start, span.stop, device=device)
+            first, stop = (torch.from_numpy(end)[:, None].to(device) for end in ends)
             visible = (key >= first) & (key < stop)
         weights = rows_at(self.sight, torch.from_numpy(self.places.ravel()), span, visible)[0]
-        seen = np.ones(shape, np.float32) if visible is None else visible.numpy().reshape(shape).astype(np.float32)
-        return weights.to(torch.float32).numpy().reshape(shape), seen
+        seen = np.ones(shape, np.float32) if visible is None else array(visible).reshape(shape)
+        return array(weights).reshape(shape), seen
 
     def _one_by_one(self, span: slice, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
         """The same for masks and biases that only know tiles."""
@@ -98,6 +100,6 @@ class Estimate:
         for i, places in enumerate(self.places):
             band = slice(int(places[0]), int(places[-1]) + 1)
             count = band.stop - band.start
-            weights[i, :count] = self.sight.tile(band, span)[0].to(torch.float32).numpy()
+            weights[i, :count] = array(self.sight.tile(band, span)[0])
             visible[i, :count] = self.counts(band, span, (1, 1))
         return weights, visible

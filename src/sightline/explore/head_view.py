@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from sightline.errors import InputError
+from sightline.explore.arrays import array
 from sightline.explore.overview import TRACK
 from sightline.explore.pyramid import DIRECT, Pyramid
 from sightline.lens.requests import Top
@@ -60,10 +60,10 @@ class HeadView:
         """The entropy of every query and what every key received; None while that is being computed."""
         kept = self.sight.kept
         if self.of != "weights":
-            return _plain(self.sight.statistic(TRACK)[0]), _plain(self.sight.received(of=self.of)[0])
+            return array(self.sight.statistic(TRACK)[0]), array(self.sight.received(of=self.of)[0])
         if (TRACK in kept and "received" in kept) or (self.pyramid.exact and self.queries * self.keys <= DIRECT):
             self.sight.prepare(TRACK, "received")
-            return _plain(self.sight.statistic(TRACK)[0]), _plain(self.sight.received()[0])
+            return array(self.sight.statistic(TRACK)[0]), array(self.sight.received()[0])
         if self.pyramid.fine is not None:
             return self.pyramid.fine.tracks(self.sight)
         raise _not_kept(f"{TRACK} and received")
@@ -179,7 +179,7 @@ class HeadView:
 
 def tile_of(sight: Sight, rows: slice, columns: slice, of: str = "weights") -> np.ndarray:
     """Exact cells of every head of a sight without batch axes, `[heads, rows, columns]`; NaN where hidden."""
-    weights = _plain(sight.tile(rows, columns, of=of) if of != "weights" else sight.tile(rows, columns))
+    weights = array(sight.tile(rows, columns, of=of) if of != "weights" else sight.tile(rows, columns))
     return _hidden(sight, weights.reshape(-1, *weights.shape[-2:]), rows, columns)
 
 
@@ -203,10 +203,6 @@ def _entropy(row: np.ndarray) -> float:
 def _number(x: float) -> float | None:
     """A number that JSON can hold."""
     return x if np.isfinite(x) else None
-
-
-def _plain(x: torch.Tensor) -> np.ndarray:
-    return x.to("cpu", torch.float32).numpy()
 
 
 def _not_kept(what: str) -> InputError:

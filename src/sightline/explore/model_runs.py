@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sightline.devices import find_device
 from sightline.editing import edit
 from sightline.errors import InputError
 from sightline.explore.changes import edits_of
@@ -72,15 +73,18 @@ class RunRequest:
 class Models:
     """The models that may be run: built-in names and folders, loaded when first used; two are kept in memory.
 
-    A checkpoint that cannot be read is left out, and `skipped` has a line on why.
+    A checkpoint that cannot be read is left out, and `skipped` has a line on why. A device that is not there is an
+    error, before anything is read.
 
     >>> [model["name"] for model in Models(["minilm"]).listed()]
     ['minilm']
     """
 
     held = False  # whoever wants one loads it
+    device = "cpu"  # where they run
 
-    def __init__(self, names: Sequence[str] | None = None, kept: int = 2) -> None:
+    def __init__(self, names: Sequence[str] | None = None, kept: int = 2, device: str = "cpu") -> None:
+        self.device = find_device(device)
         given = list(names) if names else [name for name, entry in BUILTINS.items() if entry.find() is not None]
         self._paths: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
@@ -134,7 +138,7 @@ class Models:
         """A model and its tokenizer."""
         with self._lock:
             if name not in self._loaded:
-                model, tokenizer = load_model(self._paths[name])
+                model, tokenizer = load_model(self._paths[name], device=self.device)
                 self._loaded[name] = (model.eval(), tokenizer)
                 while len(self._loaded) > self._kept:
                     self._loaded.popitem(last=False)

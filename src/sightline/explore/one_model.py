@@ -14,6 +14,7 @@ class OneModel:
     """One model under the name that its runs have."""
 
     held = True  # a program that asks it the same finds it there
+    device = "cpu"  # nothing is loaded
 
     def __init__(self, seen: Seen, model: Any, tokenizer: Any = None) -> None:
         if not isinstance(model, nn.Module):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+from sightline.explore.arrays import array
 from sightline.lens.pieces import Tracks, piece_of
 from sightline.lens.requests import Picture
 from sightline.lens.statistics import ENTROPY
@@ -106,8 +106,8 @@ class Overview:
         with self._lock:
             if self.done[i, j]:
                 return
-            self.sums[bins[0], bins[1]] = piece.sums[0].numpy()
-            self.maxima[bins[0], bins[1]] = piece.maxima[0].numpy()
+            self.sums[bins[0], bins[1]] = array(piece.sums[0])
+            self.maxima[bins[0], bins[1]] = array(piece.maxima[0])
             if self.along is None:
                 self.along = Tracks(sight, (TRACK,))
             self.along.add(piece)
@@ -118,7 +118,7 @@ class Overview:
         if not self.complete or self.along is None:
             return None
         both = self.along.rows()[TRACK][0], self.along.received[0]
-        return both[0].to(torch.float32).numpy(), both[1].to(torch.float32).numpy()
+        return array(both[0]), array(both[1])
 
     def pooled(self, levels: tuple[int, int], rows: slice, columns: slice, largest: bool) -> np.ndarray:
         """Bins of the same or a higher level: sums of sums in double precision, maxima of maxima."""
@@ -159,9 +159,9 @@ def stored(sight: Sight) -> Overview | None:
     sums = sight.kept[Picture(cell=cell, reduce="sum")]
     largest = sums if cell == (1, 1) else sight.kept.get(Picture(cell=cell, reduce="max"))
     overview = Overview(sight.shape[-2], sight.shape[-1], (levels[0], levels[1]))
-    overview.sums = sums[0].to("cpu", torch.float32).numpy()
+    overview.sums = array(sums[0])
     overview.has_maxima = largest is not None
-    overview.maxima = overview.sums if largest is None else largest[0].to("cpu", torch.float32).numpy()
+    overview.maxima = overview.sums if largest is None else array(largest[0])
     overview.done[:] = True
     return overview
 

@@ -75,11 +75,13 @@ def _again(run: Run, names: Names, first: Run | None) -> list[str]:
         lines += [HELD] if first is None else []
     elif first is None or first.model != run.model:
         name = run.model if run.model in BUILTINS else f"folder/of/{run.model}"
-        lines.append(f"model, {'_' if _is_picture(run) else 'tokenizer'} = sl.models.load({name!r})")
+        where = "" if model.device == "cpu" else f", device={model.device!r}"
+        lines.append(f"model, {'_' if _is_picture(run) else 'tokenizer'} = sl.models.load({name!r}{where})")
     if _is_picture(run):
         lines.append(f"images = model.prepare({run.text!r})[None]")
     else:
-        lines.append(f"ids = torch.tensor([{_ids(run, model)}]{', device=model.device' if model.held else ''})")
+        there = ", device=model.device" if model.held or model.device != "cpu" else ""
+        lines.append(f"ids = torch.tensor([{_ids(run, model)}]{there})")
     if target is not None:
         than = "" if target[1] is None else f", than={target[1]}"
         lines.append(f"target = sl.targets.logit({target[0]}{than}, at={target[2]})")

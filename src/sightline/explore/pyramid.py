@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from sightline.errors import InputError
+from sightline.explore.arrays import array
 from sightline.explore.estimate import Estimate
 from sightline.explore.overview import FINE, PATCH, Overview, bins_of, cells_of, overview_level, stored
 from sightline.explore.visible_counts import VisibleCounts
@@ -188,10 +188,10 @@ class Pyramid:
     def _picture(self, rows: slice, columns: slice, cell: tuple[int, int], reduce: str) -> np.ndarray:
         """Sums or maxima of bins from q and k, kept nowhere. A cell is the same here as in any row and any tile."""
         if cell == (1, 1):
-            return self.sight.tile(rows, columns, of=self.of)[0].to(torch.float32).numpy()
+            return array(self.sight.tile(rows, columns, of=self.of)[0])
         request = Picture(rows=rows, columns=columns, cell=cell, reduce=reduce, of=self.of)
         found = self.sight.compute([request])[request]
-        return found[0].to(torch.float32).numpy()
+        return array(found[0])
 
     def _finish(self, levels: Levels, rows: slice, columns: slice, pool: str, values: np.ndarray) -> np.ndarray:
         """A full tile: means over visible cells, NaN where no cell is visible and beyond the map."""

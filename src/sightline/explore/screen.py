@@ -29,6 +29,7 @@ class Model:
     held: bool = False  # it is there where the program runs: a notebook's own
     ids: Sequence[int] | None = None  # of the text, where it does not say them
     some: bool = False  # it has more layers than the run
+    device: str = "cpu"  # where it is loaded
 
 
 @dataclass(frozen=True)

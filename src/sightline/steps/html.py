@@ -157,7 +157,7 @@ def _image(matrix: Tensor, largest: float, width: int, about: str, kind: str = "
 
 def _png(matrix: Tensor, largest: float) -> bytes:
     """A PNG whose colour is the sign and whose opacity is the size of each number."""
-    matrix = matrix.nan_to_num(0.0, largest, -largest)
+    matrix = matrix.cpu().nan_to_num(0.0, largest, -largest)  # a trained model's may lie on a GPU
     alpha = (matrix.abs() / (largest or 1.0)).clamp(0, 1).mul(255).round()
     colours = torch.where((matrix < 0)[..., None], torch.tensor(BELOW), torch.tensor(ABOVE))
     pixels = torch.cat((colours, alpha[..., None].long()), -1).to(torch.uint8)

@@ -88,7 +88,8 @@ def add_asked(api: APIRouter, service: Service) -> None:
         def make() -> Model:
             model, tokenizer = with_model(it)
             spelled = None if models.held else outcome.spelled(it, tokenizer)
-            return Model(True, models.held, spelled, len(it.layers) < len(attention_layers(model)))
+            some = len(it.layers) < len(attention_layers(model))
+            return Model(True, models.held, spelled, some, models.device)
 
         return await unless_over(service, request, service.slow((it.key, "spelled"), make))
 

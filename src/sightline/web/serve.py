@@ -24,9 +24,11 @@ except ModuleNotFoundError as error:
 BACKLOG = 128
 
 
-def make_service(folders: Sequence[str | Path] = (), models: Sequence[str] | None = None) -> Service:
+def make_service(
+    folders: Sequence[str | Path] = (), models: Sequence[str] | None = None, device: str = "cpu"
+) -> Service:
     """A service over saved folders and models; what is not there is an error, what cannot be read is left out."""
-    known = Models(models)
+    known = Models(models, device=device)
 
     def grown(run: Run) -> None:
         service.library.add(run)
@@ -48,10 +50,14 @@ def serve(
     models: Sequence[str] | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
+    device: str = "cpu",
     ready: Callable[[str, Service], None] | None = None,
 ) -> None:
-    """Serve the explorer until Ctrl-C. `port=0` takes any that is free; `ready` is told the address."""
-    service = make_service(folders, models)
+    """Serve the explorer until Ctrl-C. `port=0` takes any that is free; `ready` is told the address.
+
+    Models run on `device`; one that is not there is refused before the port is taken.
+    """
+    service = make_service(folders, models, device)
     try:
         listener = _listen(host, port)
     except BaseException:

@@ -14,7 +14,7 @@
 """
 
 from sightline.lessons.ladder.rungs import RUNGS, Rung, Sizes
-from sightline.lessons.ladder.settings import QUICK, QUICK_CHARACTERS, Settings, find_device
+from sightline.lessons.ladder.settings import QUICK, QUICK_CHARACTERS, Settings
 from sightline.lessons.ladder.text import Text, make_text, python_text, read_text
 from sightline.lessons.ladder.train import climb
 
@@ -25,7 +25,6 @@ __all__ = [
     "Settings",
     "QUICK",
     "QUICK_CHARACTERS",
-    "find_device",
     "Text",
     "make_text",
     "python_text",

@@ -6,9 +6,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
-from sightline.errors import InputError
 from sightline.lessons.ladder.rungs import Sizes
 from sightline.positions.base import whole
 
@@ -92,25 +89,3 @@ class Settings:
 # Seconds instead of minutes: the same machinery on small sizes and the beginning of the text, for a first look.
 QUICK_CHARACTERS = 40_000
 QUICK = {"steps": 24, "batch": 8, "context": 32, "width": 16, "heads": 2, "layers": 2, "sample": 80}
-
-
-def find_device(name: str) -> str:
-    """A device that is there: `"auto"` is the GPU if there is one; any other name is that device or an error.
-
-    >>> find_device("cpu")
-    'cpu'
-    """
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # a device that only exists as a name cannot give a number back
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise InputError(
-            "this device is not there",
-            expected=f"auto, or one of {', '.join(there)}",
-            got=f"{name!r} ({str(error).splitlines()[0]})",
-            hint="--device auto",
-        ) from None
-    return str(device)
