@@ -128,6 +128,7 @@ class Watcher(Following, Repeating, Slicing):
         return self.seen
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.listening.wakes(self)
         self._settle()
         self.deeper.settle()
         self.gather.flush()
@@ -205,7 +206,7 @@ class Watcher(Following, Repeating, Slicing):
         elif threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
             if not self.depth:
-                self.listening.ends(self.seen)
+                self.listening.ends(self.seen, step=self.reader.one and not self.hookless)
                 self._settle()
                 self.deeper.settle()
 
@@ -215,6 +216,7 @@ class Watcher(Following, Repeating, Slicing):
 
     def _begins(self) -> None:
         """A pass begins: somebody outside the model calls it, or a part of it."""
+        self.listening.wakes(self)
         self.listening.ends(self.seen)
         self._settle()
         self.passes += 1
@@ -261,6 +263,10 @@ class Watcher(Following, Repeating, Slicing):
         self.ends[full] = (self.passes, end_key)
         self.reader.settle(self.continues)
         return full
+
+    def may_go_on(self, module: nn.Module) -> bool:
+        """Whether a step of a generation may be as the one before it, and is not looked at more closely."""
+        return self.names.get(id(module)) in self.gather.blocks and not (self.deep or torch.is_grad_enabled())
 
     def goes_on(self, name: str, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it, if it is."""

@@ -41,6 +41,23 @@ def take_away(mode: TorchFunctionMode) -> None:
     _change(lambda modes: [other for other in modes if other is not mode])
 
 
+def set_aside(mode: TorchFunctionMode) -> int:
+    """Switch it off for a while; says what place it had."""
+    places = []
+
+    def without(modes: list[Any]) -> list[Any]:
+        places.extend(place for place, other in enumerate(modes) if other is mode)
+        return [other for other in modes if other is not mode]
+
+    _change(without)
+    return places[0] if places else torch._C._len_torch_function_stack()
+
+
+def put_back(mode: TorchFunctionMode, place: int) -> None:
+    """Switch it on again where it was; others may have come or gone above it."""
+    _change(lambda modes: [*modes[:place], mode, *modes[place:]])
+
+
 def _fixed(modes: list[Any]) -> int:
     """A default device has its place at the bottom, and insists on it."""
     return int(bool(modes) and isinstance(modes[0], DeviceContext))

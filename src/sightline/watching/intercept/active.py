@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, overrides
 
+from sightline.nn.observe.listener import put_back, set_aside
+
 if TYPE_CHECKING:
     from torch import nn
+    from torch.overrides import TorchFunctionMode
 
     from sightline.watching.intercept.function_mode import Audience
     from sightline.watching.intercept.transformers_masks import Span
@@ -121,14 +124,23 @@ def without_modes() -> Iterator[None]:
 
 
 @contextmanager
-def asleep(mode: AbstractContextManager[Any]) -> Iterator[None]:
-    """The mode of the only watch hears nothing in here, except in `awake`."""
-    with without_modes():
-        _local.asleep = mode
-        try:
-            yield
-        finally:
-            _local.asleep = None
+def asleep(mode: TorchFunctionMode) -> Iterator[None]:
+    """The mode of the only watch hears nothing in here, except in `awake`.
+
+    Others may begin or end meanwhile: it comes back to its own place among them.
+    """
+    at = set_aside(mode)
+    _local.asleep = mode
+    try:
+        yield
+    finally:
+        _local.asleep = None
+        put_back(mode, at)
+
+
+def sleeper() -> Watcher | None:
+    """The only watch of this thread, while its mode sleeps."""
+    return None if _local.asleep is None or _local.busy else _local.watches[0]
 
 
 def awake() -> AbstractContextManager[Any]:

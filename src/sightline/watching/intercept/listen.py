@@ -3,6 +3,7 @@
 The function mode sees each call of torch, which costs a step of a generation more than its account does. A pass that
 comes again and again, and that attends by transformers' functions alone, need not be heard call by call: these tell
 the watch themselves. So the mode sleeps after the first passes of a kind, and wakes for the 4th, 8th, 16th and so on.
+Between two steps of a generation it goes on sleeping: what a model's `generate` does there is a hundred calls.
 
 What was learned in one watch of a model is known in the next, if nothing went unseen and the model is made of the same
 modules. A layer that attended in a pass that was heard, and not in one that was not, is said to be unseen.
@@ -60,6 +61,7 @@ class Listening:
         self.heard = True  # whether this pass is
         self.names: set[str] = set()  # of layers that attended in it
         self._asleep = ExitStack()
+        self._stays = False  # whether the mode sleeps on until the next pass
 
     def begins(self, watcher: Watcher, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """A pass begins: the mode sleeps if many like it were heard."""
@@ -72,9 +74,18 @@ class Listening:
             self.heard = False
             self._asleep.enter_context(active.asleep(self.mode))
 
-    def ends(self, seen: Seen) -> None:
-        """A pass is over."""
-        self._asleep.close()
+    def wakes(self, watcher: Watcher) -> None:
+        """Another pass begins, or none will. What was written into tables of masks in the meantime is not known."""
+        if self._stays:
+            self._stays = False
+            watcher.tables.clear()
+            self._asleep.close()
+
+    def ends(self, seen: Seen, step: bool = False) -> None:
+        """A pass is over; of a step of a generation one does not wake."""
+        self._stays = step and not self.heard
+        if not self._stays:
+            self._asleep.close()
         if self.kind is None:
             return
         if self.heard:

@@ -28,6 +28,7 @@ from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.flex import read_block_mask
 from sightline.watching.intercept.function_mode import Audience, audience
 from sightline.watching.intercept.heads import Heads, check, time_first
+from sightline.watching.intercept.lse_capture import Catch
 from sightline.watching.intercept.mask_tables import read
 from sightline.watching.intercept.torch_calls import compact, look, position
 from sightline.watching.intercept.transformers_masks import LazyMask, Span, read_span, read_used
@@ -35,6 +36,7 @@ from sightline.watching.intercept.transformers_masks import LazyMask, Span, read
 if TYPE_CHECKING:
     from sightline.backends.call import BiasLike
     from sightline.watching.intercept.looked import Looked
+    from sightline.watching.watcher import Watcher
 
 
 class Interface(active.Shared):
@@ -114,6 +116,7 @@ class Attending:
 
     def __init__(self, function: Callable, name: str) -> None:
         self.function, self.name = function, name
+        self._is_sdpa = getattr(function, "__name__", "") == "sdpa_attention_forward" and verify.is_known(function)
 
     def __call__(
         self,
@@ -125,6 +128,10 @@ class Attending:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        if attention_mask is None and self._is_sdpa and not args and query.shape[-2] == 1:
+            watcher = active.sleeper()
+            if watcher is not None and watcher.may_go_on(module) and not _options(kwargs):
+                return self._step(watcher, module, query, key, value, kwargs)
         who = audience(module)
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
         if who is None:
@@ -156,6 +163,19 @@ class Attending:
             with active.named(module, key if own else None, None if rule is None else rule.span, who), active.awake():
                 return self.function(module, query, key, value, mask, *args, **kwargs)
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
+
+    def _step(
+        self, watcher: Watcher, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict
+    ) -> Any:
+        """A step of a generation, of which most are as the one before: nothing is asked that the last one answered."""
+        with active.quiet(), Catch() as caught:
+            result = self.function(module, query, key, value, None, **kwargs)
+        scale, name = kwargs.get("scaling"), watcher.names[id(module)]
+        if caught.lse is None or not watcher.goes_on(name, query, key, value, caught.lse, scale):
+            who = Audience(module, [(watcher, name)])
+            first = position(who, 1, key.shape[-2], False, None)
+            who.record(look(query, key, key, None, None, scale, first, 0, caught.lse))
+        return result
 
     def _beside(
         self,
@@ -229,10 +249,6 @@ class Attending:
         return who.compact and (self._is_sdpa or self.name == "eager")
 
     @property
-    def _is_sdpa(self) -> bool:
-        return getattr(self.function, "__name__", "") == "sdpa_attention_forward" and verify.is_known(self.function)
-
-    @property
     def _is_flex(self) -> bool:
         return "flex" in getattr(self.function, "__name__", "")
 
@@ -301,7 +317,13 @@ def _attending(function: Callable, name: str) -> Callable:
         return traced.attending(function, name)
     if not active.watches() or isinstance(function, Attending):
         return function
-    return Attending(function, name)
+    try:
+        return _heard(function, name)
+    except TypeError:  # of something that cannot be a key of a table
+        return Attending(function, name)
+
+
+_heard = caches.memo("watching.attending", 64)(Attending)
 
 
 def _masking(function: Callable, lazy: frozenset) -> Callable:
@@ -320,6 +342,8 @@ def _masking(function: Callable, lazy: frozenset) -> Callable:
     watchers = [watcher for watcher in active.watches() if module is not None and watcher.name_of(module) is not None]
     if not watchers:
         return function
+    if (watcher := active.sleeper()) is not None:
+        watcher.listening.wakes(watcher)  # a mask that is made between two steps may be written into before the next
 
     @functools.wraps(function)
     def rule(*args: Any, **kwargs: Any) -> Any:

@@ -141,8 +141,7 @@ class Gather:
                 return True
             layer = block.layer
             part = Part(block.call, layer.queries, block.first_key, keys, (1, 1), None, watcher.passes)
-            with aside():
-                q, ends = q.detach().clone(memory_format=torch.contiguous_format), k[..., -2:, :].detach().clone()
+            q, ends = q.detach().clone(memory_format=torch.contiguous_format), k[..., -2:, :].detach().clone()
             block.add(Step(part, q, row, ends, None, None), k)
             layer.parts.append(part)
         return True
