@@ -213,7 +213,6 @@ def test_the_same_bits_as_unwatched(deterministic, family, padding, mode):
         assert torch.equal(a, c) if spread == 0 else (a - c).abs().max() <= 4 * spread
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_fast_path_of_an_encoder(side, dtype):

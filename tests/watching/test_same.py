@@ -197,7 +197,6 @@ def maps_of(layer, x, visible):
     return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("side", ["left", "right", "all"])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -297,7 +296,6 @@ def test_a_decoder_with_padding_on_both_sides():
         assert all(torch.equal(a, b) for a, b in zip(*grads))
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_layer_that_is_not_chosen_keeps_its_fast_path():
     model, x, hidden = encoder(), torch.randn(3, 11, 32), hidden_keys("right")
     with torch.no_grad():

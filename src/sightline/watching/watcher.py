@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sightline.errors import InputError
 from sightline.lens.select import select
 from sightline.watching.choose import HeadChoice, LayerChoice
 from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
-from sightline.watching.intercept.caller import inner
+from sightline.watching.intercept.caller import every_module, inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
 from sightline.watching.intercept.heads import check_gradients
@@ -72,7 +73,8 @@ class Watcher(Following, Repeating, Slicing):
         self.deeper = Deeper(wanted, names, keep, influence, keep_output)
         self.deep, self.influence = self.deeper.on, self.deeper.influence
         self.encoder, self.decoder = hf.halves(inner(model))
-        self.seen = Seen(meta=about(model), reader=reader, influence=self.influence)
+        self.every = [module for _, module in every_module(inner(model))]
+        self.seen = Seen(meta=about(model, self.every), reader=reader, influence=self.influence)
         self.thread = threading.get_ident()
         self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
         self.ship, self.tables = Shipper(), Tables()
@@ -80,6 +82,8 @@ class Watcher(Following, Repeating, Slicing):
         self.own: dict[int, tuple[Any, Any]] = {}  # masks of this pass, and copies that nobody writes into
         self.stack = ExitStack()
         self.passes = self.depth = self.again = 0
+        self.outermost: nn.Module | None = None  # the module that a pass began in
+        self.behind: RemovableHandle | None = None  # and the hook that says when it is done
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
@@ -91,7 +95,7 @@ class Watcher(Following, Repeating, Slicing):
         self.gather = Gather(self)
         if self.deeper.norms is not None and self.writer is not None:
             self.deeper.norms.then = self._written_first
-        self.listening = Listening(WatchMode(), inner(model), names)
+        self.listening = Listening(WatchMode(), inner(model), self.every, names)
 
     def __enter__(self) -> Seen:
         if self.used:
@@ -111,16 +115,16 @@ class Watcher(Following, Repeating, Slicing):
             stack.enter_context(LIBRARIES)
             stack.enter_context(TOLD)
             stack.enter_context(active.BLIND)
-            base = inner(self.model)
-            every = list(base.modules())
-            regions = compiled.find(every if base is self.model else list(self.model.modules()))
+            every = self.every
+            regions = compiled.find(every if inner(self.model) is self.model else list(self.model.modules()))
             stack.enter_context(compiled.standing_in(regions))
             inside = {id(part) for region in regions for part in region.parts()}
+            stack.callback(self._unhook)
             self.hook(stack, [module for module in every if id(module) not in inside])
             scripted.listen(stack, every, self._scripted)
             active.push(self)
             stack.callback(active.drop, self)
-            self.listening.mode = WatchMode(self.model.buffers())
+            self.listening.mode = WatchMode(x for one in every for x in one._buffers.values() if x is not None)
             self.listening.mode.joint = joint(every)
             stack.enter_context(self.listening.mode)
             stack.callback(self.listening.ends, self.seen)
@@ -165,24 +169,36 @@ class Watcher(Following, Repeating, Slicing):
             self.deeper.norms.hook(stack, open_to_hooks)
         for module in open_to_hooks:
             if module is root or module._modules:
-                stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
+                stack.callback(module.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+                if self.influence is not None:  # what runs again for its gradients is left by every module
+                    stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
-    def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A module begins. Only the outermost one says when it is done: a hook behind each would take twice as long."""
+        if self.enters(module, args, kwargs) and self.depth == 1 and self.influence is None:
+            self.behind = module.register_forward_hook(self.leaves, always_call=True)
+
+    def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> bool:
+        """A module begins; whether its end is to be told by `leaves`."""
         if threading.get_ident() != self.thread:
-            return
+            return False
         if self.influence is not None and self._runs_again():
-            return
-        self.depth += 1
-        if self.depth == 1:
+            return True
+        outermost = not self.depth
+        if outermost:
+            self.outermost = module
+        told = module is self.outermost or self.influence is not None
+        self.depth += told
+        if outermost:
             self._begins()
             self.follow_image(args, kwargs)
         if module is self.encoder:
             self.reader.encodes(args, kwargs)
-        elif module is self.decoder or (self.depth == 1 and self.decoder is None):
+        elif module is self.decoder or (outermost and self.decoder is None):
             self.reader.begins(args, kwargs)
-        if self.depth == 1 and not self.tables.changing:
+        if outermost and not self.tables.changing:
             self.listening.begins(self, module, args, kwargs)
+        return told
 
     def _runs_again(self) -> bool:
         """Whether a reentrant checkpoint runs a module again for its gradients: modes are off then, and this one is on.
@@ -206,9 +222,15 @@ class Watcher(Following, Repeating, Slicing):
         elif threading.get_ident() == self.thread:
             self.depth = max(self.depth - 1, 0)
             if not self.depth:
+                self._unhook()
                 self.listening.ends(self.seen, step=self.reader.one and not self.hookless)
                 self._settle()
                 self.deeper.settle()
+
+    def _unhook(self) -> None:
+        if self.behind is not None:
+            self.behind.remove()
+        self.behind = self.outermost = None
 
     def _scripted(self, module: nn.Module) -> None:
         if threading.get_ident() == self.thread:

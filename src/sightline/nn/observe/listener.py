@@ -43,7 +43,7 @@ def take_away(mode: TorchFunctionMode) -> None:
 
 def set_aside(mode: TorchFunctionMode) -> int:
     """Switch it off for a while; says what place it had."""
-    places = []
+    places: list[int] = []
 
     def without(modes: list[Any]) -> list[Any]:
         places.extend(place for place, other in enumerate(modes) if other is mode)

@@ -22,11 +22,31 @@ def names_of(model: nn.Module) -> dict[int, str]:
     """
     # The parts that torch.compile and data parallelism wrap around a model are no part of its paths.
     found: dict[int, str] = {}
-    for path, module in model.named_modules():
+    for path, module in every_module(model):
         if "_orig_mod" in path:
             path = ".".join(step for step in path.split(".") if step != "_orig_mod")
-        found.setdefault(id(module), path or type(inner(model)).__name__)
+        found[id(module)] = path or type(inner(model)).__name__
     return found
+
+
+def every_module(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """What `named_modules` gives, each module once, several times as fast: a watch of a short text begins with it.
+
+    >>> [path for path, _ in every_module(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())))]
+    ['', '0', '1', '1.0']
+    """
+    found: dict[int, tuple[str, nn.Module]] = {}
+
+    def visit(module: nn.Module, path: str) -> None:
+        if id(module) in found:
+            return
+        found[id(module)] = (path, module)
+        for name, part in module._modules.items():
+            if part is not None:
+                visit(part, f"{path}.{name}" if path else name)
+
+    visit(model, "")
+    return list(found.values())
 
 
 def inner(model: nn.Module) -> nn.Module:

@@ -89,9 +89,9 @@ class Region:
     def _hooked(self, stack: ExitStack, watchers: list[Watcher], args: tuple, kwargs: dict) -> None:
         for watcher in watchers:
             watcher.hook(stack, self.parts())
-            if self.owner is self.module and self.attribute == "forward":
-                # Hooks are not called by a forward method alone.
-                watcher.enters(self.module, args, kwargs)
+            # Hooks are not called by a forward method alone.
+            alone = self.owner is self.module and self.attribute == "forward"
+            if alone and watcher.enters(self.module, args, kwargs) is not False:
                 stack.callback(watcher.leaves)
 
     def _again(

@@ -64,10 +64,7 @@ class Joint:
 def joint(modules: Iterable[nn.Module]) -> Joint | None:
     """Something that hears of tensors put side by side, for models that have text and image, or patches of an image."""
     every = list(modules)
-    named = any(
-        type(module).__module__.startswith("diffusers.") or getattr(module, "add_k_proj", None) is not None
-        for module in every
-    )
+    named = any(type(module).__module__.startswith("diffusers.") or "add_k_proj" in module._modules for module in every)
     if named or any(_cuts(module) for module in every):
         return Joint(named)
     return None

@@ -50,9 +50,9 @@ _known: WeakKeyDictionary[nn.Module, Known] = caches.held("watching.passes", Wea
 class Listening:
     """Whether the mode of one watch is awake."""
 
-    def __init__(self, mode: WatchMode, model: nn.Module, names: dict[int, str]) -> None:
+    def __init__(self, mode: WatchMode, model: nn.Module, modules: list[nn.Module], names: dict[int, str]) -> None:
         self.mode, self.model = mode, model
-        made_of = hash((*names.items(), *(id(vars(module).get("forward")) for module in model.modules())))
+        made_of = hash((*names.items(), *(id(vars(module).get("forward")) for module in modules)))
         before = _known.get(model)
         fits = before is not None and before.made_of == made_of
         self.known = Known(made_of, dict(before.passes), dict(before.layers)) if before and fits else Known(made_of)

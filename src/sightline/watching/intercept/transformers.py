@@ -342,8 +342,8 @@ def _masking(function: Callable, lazy: frozenset) -> Callable:
     watchers = [watcher for watcher in active.watches() if module is not None and watcher.name_of(module) is not None]
     if not watchers:
         return function
-    if (watcher := active.sleeper()) is not None:
-        watcher.listening.wakes(watcher)  # a mask that is made between two steps may be written into before the next
+    if (sleeper := active.sleeper()) is not None:
+        sleeper.listening.wakes(sleeper)  # a mask that is made between two steps may be written into before the next
 
     @functools.wraps(function)
     def rule(*args: Any, **kwargs: Any) -> Any:

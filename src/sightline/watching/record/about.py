@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -21,14 +21,15 @@ def _version() -> str:
         return "unknown"
 
 
-def about(model: nn.Module) -> dict[str, Any]:
-    """Its kind, its size, what it runs on, and by which versions."""
+def about(model: nn.Module, modules: Iterable[nn.Module]) -> dict[str, Any]:
+    """Its kind, its size, what it runs on, and by which versions. `modules` are all that it is made of."""
     base = inner(model)
-    first = next(_parameters(base), None)
+    parameters = list(_parameters(modules))
+    first = parameters[0] if parameters else None
     config = getattr(base, "config", None)
     return {
         "model": type(base).__name__,
-        "parameters": sum(p.numel() for p in _parameters(base)),
+        "parameters": sum(p.numel() for p in parameters),
         "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
         "device": None if first is None else first.device.type,
         "implementation": getattr(config, "_attn_implementation", None),
@@ -38,10 +39,10 @@ def about(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Its parameters, each once; several times as fast as torch's way, which makes up their names."""
+def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """Their parameters, each once; several times as fast as torch's way, which makes up their names."""
     known: set[int] = set()
-    for module in model.modules():
+    for module in modules:
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in known:
                 known.add(id(parameter))
