@@ -31,7 +31,7 @@ TEXT = "When Mary and John went to the store, John gave a drink to"
 # Tokens, heads, heads of keys, dim, layers; on a GPU the shape of an 8B model.
 SHAPES = {"cpu": ((4096, 4, 2, 64, 1), (32768, 1, 1, 32, 1)), "cuda": ((32768, 32, 8, 128, 4), (131072, 32, 8, 128, 4))}
 # Beyond these bytes of a table of booleans, which torch makes four times as large, nobody tries a dense mask.
-TABLE = {"cpu": 1 << 26, "cuda": 1 << 34}
+TABLE = {"cpu": 1 << 26, "cuda": 1 << 32}
 
 
 class Layers(nn.Module):
