@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from sightline.errors import InputError
 from sightline.lens.select import select
@@ -19,15 +18,14 @@ from sightline.watching.choose import HeadChoice, LayerChoice
 from sightline.watching.intercept import active, compiled, scripted, unseen
 from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import every_module, inner
-from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.function_mode import WatchMode
-from sightline.watching.intercept.heads import check_gradients
 from sightline.watching.intercept.joint import joint
 from sightline.watching.intercept.libraries import LIBRARIES
 from sightline.watching.intercept.listen import Listening
 from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.mask_tables import Tables
 from sightline.watching.intercept.searches import TOLD
+from sightline.watching.passes import Passing
 from sightline.watching.record.about import about
 from sightline.watching.record.account import Wanted, account, cells_for
 from sightline.watching.record.batches import Waiting, aside
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from sightline.masks import Mask
 
 
-class Watcher(Following, Repeating, Slicing):
+class Watcher(Passing, Following, Repeating, Slicing):
     """Between entering and leaving the block: hooks, hears, and gives back what it took."""
 
     def __init__(
@@ -81,9 +79,7 @@ class Watcher(Following, Repeating, Slicing):
         self.moved: dict[int, tuple[Any, Any]] = {}  # masks and biases of this pass, and their copies on the CPU
         self.own: dict[int, tuple[Any, Any]] = {}  # masks of this pass, and copies that nobody writes into
         self.stack = ExitStack()
-        self.passes = self.depth = self.again = 0
-        self.outermost: nn.Module | None = None  # the module that a pass began in
-        self.behind: RemovableHandle | None = None  # and the hook that says when it is done
+        self.begin_passes()
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
@@ -155,100 +151,9 @@ class Watcher(Following, Repeating, Slicing):
 
     # What happens in the model.
 
-    def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
-        """Hear of the modules that a pass may begin in: the model, and those of these that hold others.
-
-        Torch's own encoder layers are left out, with all that is in them: a hook would turn their fast path off. So is
-        what torch.jit made, which takes none.
-        """
-        root = inner(self.model)
-        plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
-        self.hookless |= {self.names[part] for part in plain}
-        open_to_hooks = [one for one in modules if id(one) not in plain and not scripted.is_scripted(one)]
-        if self.deeper.norms is not None:
-            self.deeper.norms.hook(stack, open_to_hooks)
-        for module in open_to_hooks:
-            if module is root or module._modules:
-                stack.callback(module.register_forward_pre_hook(self._before, with_kwargs=True).remove)
-                if self.influence is not None:  # what runs again for its gradients is left by every module
-                    stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
-
-    def _before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """A module begins. Only the outermost one says when it is done: a hook behind each would take twice as long."""
-        if self.enters(module, args, kwargs) and self.depth == 1 and self.influence is None:
-            self.behind = module.register_forward_hook(self.leaves, always_call=True)
-
-    def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> bool:
-        """A module begins; whether its end is to be told by `leaves`."""
-        if threading.get_ident() != self.thread:
-            return False
-        if self.influence is not None and self._runs_again():
-            return True
-        outermost = not self.depth
-        if outermost:
-            self.outermost = module
-        told = module is self.outermost or self.influence is not None
-        self.depth += told
-        if outermost:
-            self._begins()
-            self.follow_image(args, kwargs)
-        if module is self.encoder:
-            self.reader.encodes(args, kwargs)
-        elif module is self.decoder or (outermost and self.decoder is None):
-            self.reader.begins(args, kwargs)
-        if outermost and not self.tables.changing:
-            self.listening.begins(self, module, args, kwargs)
-        return told
-
-    def _runs_again(self) -> bool:
-        """Whether a reentrant checkpoint runs a module again for its gradients: modes are off then, and this one is on.
-
-        Otherwise it must be a run that has gradients, or will have.
-        """
-        if self.influence is not None and self.influence.recomputes and torch._C._current_graph_task_id() != -1:
-            if not self.again:
-                self.listening.mode.__enter__()
-            self.again += 1
-            return True
-        if not self.depth:
-            check_gradients()
-        return False
-
-    def leaves(self, *_: object) -> None:
-        if threading.get_ident() == self.thread and self.again:
-            self.again -= 1
-            if not self.again:
-                self.listening.mode.__exit__(None, None, None)
-        elif threading.get_ident() == self.thread:
-            self.depth = max(self.depth - 1, 0)
-            if not self.depth:
-                self._unhook()
-                self.listening.ends(self.seen, step=self.reader.one and not self.hookless)
-                self._settle()
-                self.deeper.settle()
-
-    def _unhook(self) -> None:
-        if self.behind is not None:
-            self.behind.remove()
-        self.behind = self.outermost = None
-
     def _scripted(self, module: nn.Module) -> None:
         if threading.get_ident() == self.thread:
             unseen.miss(self, self.names[id(module)], scripted.SCRIPTED)
-
-    def _begins(self) -> None:
-        """A pass begins: somebody outside the model calls it, or a part of it."""
-        self.listening.wakes(self)
-        self.listening.ends(self.seen)
-        self._settle()
-        self.passes += 1
-        self._follow_pass()
-        self.counts = {}
-        self.continues = False
-        self.repeats = None
-        self.moved, self.own = {}, {}
-        if self.writer is not None:
-            self.writer.maybe_write()
 
     def name_of(self, module: nn.Module) -> str | None:
         return self.names.get(id(module))

@@ -1,0 +1,152 @@
+"""Where a pass of the model begins and ends: hooks on its modules, of which the outermost one that is called counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sightline.watching.intercept import scripted
+from sightline.watching.intercept.caller import inner
+from sightline.watching.intercept.fast_path import is_plain_layer
+from sightline.watching.intercept.heads import check_gradients
+
+if TYPE_CHECKING:
+    from sightline.watching.intercept.listen import Listening
+    from sightline.watching.intercept.mask_tables import Tables
+    from sightline.watching.record.deeper import Deeper
+    from sightline.watching.record.folder import Writer
+    from sightline.watching.seen import Seen
+    from sightline.watching.tokens import Reader
+    from sightline.watching.watcher import Watcher
+
+
+class Passing:
+    """The part of a watch that knows when a pass begins, and when it is over."""
+
+    model: nn.Module
+    names: dict[int, str]
+    deeper: Deeper
+    influence: Any
+    encoder: nn.Module | None
+    decoder: nn.Module | None
+    seen: Seen
+    reader: Reader
+    tables: Tables
+    listening: Listening
+    thread: int
+    hookless: set[str]  # modules that cannot say when a pass begins in them
+    counts: dict[str, int]
+    continues: bool
+    repeats: tuple[Tensor, tuple[int, int], Tensor] | None
+    moved: dict[int, tuple[Any, Any]]
+    own: dict[int, tuple[Any, Any]]
+    writer: Writer | None
+    follow_image: Callable[[tuple, dict], None]
+    _follow_pass: Callable[[], None]
+    _settle: Callable[[], None]
+
+    def begin_passes(self) -> None:
+        self.passes = self.depth = self.again = 0
+        self.outermost: nn.Module | None = None  # the module that a pass began in
+        self.behind: RemovableHandle | None = None  # and the hook that says when it is done
+
+    def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
+        """Hear of the modules that a pass may begin in: the model, and those of these that hold others.
+
+        Torch's own encoder layers are left out, with all that is in them: a hook would turn their fast path off. So is
+        what torch.jit made, which takes none.
+        """
+        root = inner(self.model)
+        plain = {id(part) for module in modules if is_plain_layer(module) for part in module.modules()}
+        self.hookless |= {self.names[part] for part in plain}
+        open_to_hooks = [one for one in modules if id(one) not in plain and not scripted.is_scripted(one)]
+        if self.deeper.norms is not None:
+            self.deeper.norms.hook(stack, open_to_hooks)
+        for module in open_to_hooks:
+            if module is root or module._modules:
+                stack.callback(module.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+                if self.influence is not None:  # what runs again for its gradients is left by every module
+                    stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
+
+    def _before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A module begins. Only the outermost one says when it is done: a hook behind each would take twice as long.
+
+        That hook is there before anything is asked of the pass, so that one that is refused is over, too.
+        """
+        if not self.depth and self.influence is None and threading.get_ident() == self.thread:
+            self.behind = module.register_forward_hook(self.leaves, always_call=True)
+        self.enters(module, args, kwargs)
+
+    def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> bool:
+        """A module begins; whether its end is to be told by `leaves`."""
+        if threading.get_ident() != self.thread:
+            return False
+        if self.influence is not None and self._runs_again():
+            return True
+        outermost = not self.depth
+        if outermost:
+            self.outermost = module
+        told = module is self.outermost or self.influence is not None
+        self.depth += told
+        if outermost:
+            self._begins()
+            self.follow_image(args, kwargs)
+        if module is self.encoder:
+            self.reader.encodes(args, kwargs)
+        elif module is self.decoder or (outermost and self.decoder is None):
+            self.reader.begins(args, kwargs)
+        if outermost and not self.tables.changing:
+            self.listening.begins(cast("Watcher", self), module, args, kwargs)
+        return told
+
+    def _runs_again(self) -> bool:
+        """Whether a reentrant checkpoint runs a module again for its gradients: modes are off then, and this one is on.
+
+        Otherwise it must be a run that has gradients, or will have.
+        """
+        if self.influence is not None and self.influence.recomputes and torch._C._current_graph_task_id() != -1:
+            if not self.again:
+                self.listening.mode.__enter__()
+            self.again += 1
+            return True
+        if not self.depth:
+            check_gradients()
+        return False
+
+    def leaves(self, *_: object) -> None:
+        if threading.get_ident() == self.thread and self.again:
+            self.again -= 1
+            if not self.again:
+                self.listening.mode.__exit__(None, None, None)
+        elif threading.get_ident() == self.thread:
+            self.depth = max(self.depth - 1, 0)
+            if not self.depth:
+                self._unhook()
+                self.listening.ends(self.seen, step=self.reader.one and not self.hookless)
+                self._settle()
+                self.deeper.settle()
+
+    def _unhook(self) -> None:
+        if self.behind is not None:
+            self.behind.remove()
+        self.behind = self.outermost = None
+
+    def _begins(self) -> None:
+        """A pass begins: somebody outside the model calls it, or a part of it."""
+        self.listening.wakes(cast("Watcher", self))
+        self.listening.ends(self.seen)
+        self._settle()
+        self.passes += 1
+        self._follow_pass()
+        self.counts = {}
+        self.continues = False
+        self.repeats = None
+        self.moved, self.own = {}, {}
+        if self.writer is not None:
+            self.writer.maybe_write()
