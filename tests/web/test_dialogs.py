@@ -134,7 +134,7 @@ def test_a_notice_lies_over_the_dialog_that_it_is_about(visit: Visit, live: Live
     at = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
     assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).className", at) == "notice"
     page.keyboard.press("Escape")
-    assert page.locator(".app > .notice").is_visible(), "it is not closed with the dialog"
+    page.wait_for_selector(".app > .notice")  # it is not closed with the dialog
 
 
 def test_a_bookmark_of_a_head_that_is_not_here_leads_to_no_other_head(visit: Visit, live: Live) -> None:

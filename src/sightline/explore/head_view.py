@@ -25,7 +25,7 @@ PEEK = 1 << 22
 class HeadView:
     """Answers about one head, from the sight of that head alone.
 
-    >>> import sightline as sl
+    >>> import torch, sightline as sl
     >>> view = HeadView(sl.look(torch.eye(3)[None], torch.eye(3)[None], scale=9.0))
     >>> view.row([1]).round(3).tolist()
     [0.0, 1.0, 0.0]

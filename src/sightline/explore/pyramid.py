@@ -58,7 +58,7 @@ def top_level(length: int) -> int:
 class Pyramid:
     """Every tile of one head's map.
 
-    >>> import sightline as sl
+    >>> import torch, sightline as sl
     >>> sight = sl.look(torch.randn(1, 300, 8), torch.randn(1, 300, 8), mask=sl.causal())
     >>> plan = Pyramid(sight).plan((1, 1), 0, 0, "mean")
     >>> [step() for step in plan.steps]
