@@ -51,7 +51,18 @@ def account(kind: str, call: str) -> Callable[[Results], Found]:
 
 
 def one(name: str, key: str, **match: object) -> Callable[[Results], Found]:
-    return lambda results: [(row[key], "") for row in results.rows(name, **match) if key in row]
+    """One kind of result; of several rows each says how many tokens it had, and whether it was causal."""
+
+    def found(results: Results) -> Found:
+        rows = [row for row in results.rows(name, **match) if key in row]
+        return [(row[key], _sizes(row) if len(rows) > 1 else "") for row in rows]
+
+    return found
+
+
+def _sizes(row: dict) -> str:
+    said = [f"{row['tokens']:,} tokens"] if "tokens" in row else []
+    return ", ".join(said + (["causal" if row["causal"] else "full"] if "causal" in row else []))
 
 
 def encoder(kind: str) -> Callable[[Results], Found]:
@@ -126,7 +137,7 @@ GOALS = (
         "H200, 16,384 tokens",
         0.6,
         0.4,
-        one("influence-gpu", "of_forward_and_backward", call="strongest edges, picture, magnitudes"),
+        one("influence-gpu", "of_forward_and_backward", call="strongest edges, picture, magnitudes", tokens=16_384),
     ),
     Goal(
         "influence: rows and heads only / the backward without it",
@@ -192,7 +203,7 @@ GOALS = (
         "H200, 131,072 tokens, 8B shape",
         1.15,
         1.05,
-        one("edits-gpu", "of_unedited", call="a rectangle cut"),
+        one("edits-gpu", "of_unedited", call="a rectangle cut", tokens=131_072),
     ),
     Goal(
         "`sl.effects`: every head of SmolLM2 ablated, a sentence / one run for each head",

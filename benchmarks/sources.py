@@ -73,7 +73,15 @@ def _meaning(path: Path) -> bytes:
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
                 node.body = node.body[1:]
-    return ast.dump(tree).encode()
+    return repr(_plain(tree)).encode()
+
+
+def _plain(node: object) -> object:
+    """A tree without what is empty in it: the fields that a Python has beyond another's are."""
+    if isinstance(node, ast.AST):
+        fields = ((name, _plain(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return (type(node).__name__, *fields)
+    return [_plain(part) for part in node] if isinstance(node, list) else node
 
 
 def commit() -> str | None:

@@ -80,3 +80,17 @@ def test_a_run_is_written_down(tmp_path: Path, capsys, numbers, passed, failed, 
     assert found["command"] == "make test-lowest"
     assert {"python", "processor", "torch", "triton", "numpy", "transformers"} <= found["machine"].keys()
     assert re.fullmatch(rf"torch \S+: {passed} passed, .*\n", capsys.readouterr().out)
+
+
+def test_each_file_of_tests_may_be_counted_by_itself(tmp_path: Path) -> None:
+    ends = {"test_b.py": ["", "<failure/>", "<error/>"], "test_a.py": ["<skipped/>", ""]}
+    cases = "".join(
+        f'<testcase classname="tests.gpu.{f[:-3]}">{x}</testcase>' for f, all_ in ends.items() for x in all_
+    )
+    run, result = tmp_path / "run.xml", tmp_path / "result.json"
+    counted = 'tests="5" failures="1" errors="1" skipped="1" time="1"'
+    run.write_text(f"<testsuites><testsuite {counted}>{cases}</testsuite></testsuites>")
+    assert main(str(run), str(result), "", by_file=True) == 1
+    whole, *files = json.loads(result.read_text())["results"]
+    assert (whole["passed"], whole["failed"], whole["skipped"]) == (2, 2, 1)
+    assert [(row["file"], row["passed"], row["failed"]) for row in files] == [("test_a.py", 1, 0), ("test_b.py", 1, 2)]
