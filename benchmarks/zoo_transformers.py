@@ -180,6 +180,43 @@ def series(_: str | None) -> dict[str, Any]:
     return given | {"future_values": torch.randn(future)}
 
 
+def seen_and_read(size: int) -> Callable[[str | None], dict[str, Any]]:
+    """An image beside the text."""
+    return lambda side: text()(side) | images(size)(side)
+
+
+def page_of_words(side: str | None) -> dict[str, Any]:
+    """Words, where they stand on a page, and the page."""
+    given = seen_and_read(16)(side)
+    corner = torch.randint(0, 20, (2, LENGTH, 2))
+    return given | {"bbox": torch.cat([corner, corner + torch.randint(1, 10, (2, LENGTH, 2))], -1)}
+
+
+def patches(_: str | None) -> dict[str, Any]:
+    """An image of 6 x 10 patches and one of 4 x 6, in a row; in windows of 4 x 4 the last ones are cut off."""
+    grid = torch.tensor([[1, 6, 10], [1, 4, 6]])
+    return {"hidden_states": torch.randn(int(grid.prod(-1).sum()), 3 * 2 * 4 * 4), "grid_thw": grid}
+
+
+def qwen_eyes() -> nn.Module:
+    """What Qwen2.5-VL looks at images with: windows, and one layer that sees the whole of each image."""
+    from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as said
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as made
+
+    config = said.Qwen2_5_VLVisionConfig(
+        depth=2, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, window_size=16,
+        fullatt_block_indexes=[1], out_hidden_size=16,
+    )  # fmt: skip
+    return made.Qwen2_5_VisionTransformerPretrainedModel(config)
+
+
+_XGLM = {"d_model": 16, "ffn_dim": 16, "num_layers": 2, "attention_heads": 2, "max_position_embeddings": 80} | SPECIAL
+_BLIP = {"encoder_hidden_size": 16, "is_decoder": False, "sep_token_id": 1, "projection_dim": 16}
+_BLIP = {"text_config": BERT | _BLIP}
+_BLIP |= {"vision_config": HIDDEN | {"image_size": 16, "patch_size": 4, "projection_dim": 16}, "projection_dim": 16}
+_LAYOUT = {"max_2d_position_embeddings": 40, "coordinate_size": 3, "shape_size": 2, "input_size": 16, "patch_size": 4}
+
+
 def of(
     name: str, config: dict, inputs: Callable | None = None, sides: tuple = SIDES, no_attention: tuple[str, ...] = ()
 ) -> Case:
@@ -345,4 +382,9 @@ CASES = [
     of("InformerModel", _SERIES, series, (None,)),
     of("ViTModel", HIDDEN | {"image_size": 15, "patch_size": 3}, images(15), (None,)),
     of("SwinModel", _SWIN, images(28), (None,)),
+    of("XGLMModel", _XGLM),
+    of("BlipModel", _BLIP, seen_and_read(16)),
+    of("ViltModel", BERT | {"image_size": 16, "patch_size": 4}, seen_and_read(16)),
+    of("LayoutLMv3Model", BERT | _LAYOUT, page_of_words),
+    Case("transformers", "Qwen2_5_VisionTransformer", qwen_eyes, patches),
 ]

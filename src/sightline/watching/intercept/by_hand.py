@@ -42,6 +42,8 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "num
 _SCALES = ("scale", "scaling", "scale_attn", "norm_factor", "inv_norm_factor", "inv_sqrt_head_dim")
 # Scores below are hidden: models write -1e4, -1e9 or the least number.
 _LOW = -5e3
+# Less than this many to the e: chances against dropping nothing.
+_BY_CHANCE = 14.0
 # In names of classes that attend between channels, where sizes do not tell.
 _CHANNELS = ("xca", "channel", "covariance")
 
@@ -310,7 +312,9 @@ def _as_used(scores: Tensor, weights: Tensor) -> Tensor | None:
     if bool(((ratio - factor).abs() > near * factor).any()):
         return None
     if float(factor) > 1 + near:
-        return scores  # dropout
+        # Dropout: that it left everything where it is and raised it all the same is beyond chance, but for a few cells.
+        dropped = bool(((weights == 0) & (plain > 1e-6)).any())
+        return scores if dropped or int(used.sum()) * math.log(float(factor)) < _BY_CHANCE else None
     gone = (weights == 0).all(-1, keepdim=True)
     if abs(float(factor) - 1) > near or bool((((weights - plain).abs() > near) & ~gone).any()):
         return None

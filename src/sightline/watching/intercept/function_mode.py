@@ -217,9 +217,7 @@ class WatchMode(Listener):
         care = _CARE.get(func)
         if care is None:
             care = _care(func)
-        idle = care is NONE
-        if not idle and not self.trace.marks:
-            idle = care is MARKS or (care is FIRST and bool(args) and self._new(args[0]))
+        idle = not self.trace.marks and (care is MARKS or (care is FIRST and bool(args) and self._new(args[0])))
         if self.joint is not None and func in CATS:
             self.joint.cat(args, kwargs or {})
         if idle:
@@ -228,7 +226,7 @@ class WatchMode(Listener):
         handler = self.handlers.get(func)
         if handler is None:
             follow = FOLLOW.get(func)
-            found = func(*args, **kwargs) if follow is None else follow(self.trace, func, args, kwargs)
+            found = (follow or unseen.unknown)(self.trace, func, args, kwargs)
             if func in _COPIES and args:
                 for watcher in active.watches():
                     watcher.tables.follow(args[0], found)
@@ -318,7 +316,7 @@ def _care(func: Any) -> str:
         care = ALL
     else:
         follow = FOLLOW.get(func)
-        care = NONE if follow is None else MARKS if func in RESTING else FIRST if follow is FOLLOWS_FIRST else ALL
+        care = MARKS if follow is None or func in RESTING else FIRST if follow is FOLLOWS_FIRST else ALL
     if len(_CARE) < _MOST:
         _CARE[func] = care
     return care
@@ -330,8 +328,8 @@ def _writes(func: Any) -> bool:
     return name.endswith("_") and (not name.startswith("__") or name == "__setitem__" or name.startswith("__i"))
 
 
-# Nothing; only that no tensor has a mark; that, and that the first argument is no parameter; everything.
-NONE, MARKS, FIRST, ALL = "none", "marks", "first", "all"
+# Only that no tensor has a mark; that, and that the first argument is no parameter; everything.
+MARKS, FIRST, ALL = "marks", "first", "all"
 # Functions that are known at most: some are made anew for each call.
 _MOST = 4096
 _CARE: dict[Any, str] = caches.held("watching.functions", {}, _MOST)

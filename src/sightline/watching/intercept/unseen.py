@@ -25,7 +25,7 @@ from sightline.errors import explain
 from sightline.watching.intercept import active, scripted
 from sightline.watching.intercept.caller import common, running
 from sightline.watching.intercept.marks import SOFT, Mark, Soft, Trace, Weighing, tensors
-from sightline.watching.intercept.ways import OWNERS, PURE, RESHAPES, Product, Way, of_product, summed_over
+from sightline.watching.intercept.ways import CELLWISE, OWNERS, PURE, RESHAPES, Product, Way, of_product, summed_over
 
 if TYPE_CHECKING:
     from sightline.watching.watcher import Watcher
@@ -97,7 +97,10 @@ def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     trace.forget(result)
     if len(computed) > 1:
         weights = [i for i, kind in enumerate(kinds) if kind == "weights"]
-        if weights:
+        first = marks[weights[0]] if weights else None
+        if first is not None and len(weights) > 1:  # two hops, or a gate and itself: no values yet
+            trace.put(result, Mark("weights", first.module))
+        elif weights:
             result = _weighed(trace, func, args, operands, weights[0], result)
         elif "soft" in kinds and "around" in kinds:
             attended(AROUND)
@@ -215,6 +218,43 @@ def _same(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     return result
 
 
+def _cellwise(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Each number changed where it stands. Models do this to features all day, so without marks nobody looks."""
+    return _same(trace, func, args, kwargs)
+
+
+def unknown(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """A function that is not known here: scores or weights that go into it may come out of it, nobody knows how.
+
+    So they cannot be followed on; but if they are used as attention, that can be said.
+    """
+    result = func(*args, **kwargs)
+    if not isinstance(result, Tensor | tuple | list):
+        return result
+    for x in tensors((*args, *kwargs.values())):
+        mark = trace.get(x)
+        if mark is None or mark.kind not in ("product", "weights"):
+            continue
+        for made in tensors((result,)):
+            if made.is_floating_point() and trace.get(made) is None and _is_of(x, made):
+                trace.put(made, mark._replace(way=None))
+        break
+    return result
+
+
+def _is_of(x: Tensor, made: Tensor) -> bool:
+    """Whether a tensor has a map's rows and columns, or its rows with some columns: the largest ones, sorted ones."""
+    if min(x.dim(), made.dim()) < 2:
+        return False
+    return made.shape[-2:] == x.shape[-2:] or (made.shape[:-1] == x.shape[:-1] and made.shape[-1] > 1)
+
+
+def _extreme(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`max` and `min`: of two tensors element by element, or of one along an axis."""
+    other = args[1] if len(args) > 1 else kwargs.get("other")
+    return (_joined if isinstance(other, Tensor) else unknown)(trace, func, args, kwargs)
+
+
 def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
     """Several tensors become one, element by element or side by side."""
     if not trace.marks:
@@ -239,12 +279,13 @@ def _joined(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
             mark = marks[i]
             assert mark is not None
             if func in _INTO and i == 0:
-                pass  # what is written into scores leaves their axes where they are
+                # What is written into scores leaves their axes where they are; into weights, it makes them others.
+                if mark.soft is not None:
+                    mark.soft.pure = False
             else:
                 mark = _changed(mark, operands[i], result if func in _BY_ELEMENT else None)
-            others = [x for j, x in enumerate(operands) if kinds[j] != kind and x is not operands[i]]
-            if kind == "weights" and func in _BY_ELEMENT and not _still_weights(operands[i], others, result):
-                trace.forget(into)
+            if kind == "weights" and func in _BY_ELEMENT and into.numel() != operands[i].numel():
+                trace.forget(into)  # experts that are weighed, one number each
             else:
                 trace.put(into, mark)
             break
@@ -257,20 +298,6 @@ def _way(mark: Mark | None) -> Way | None:
 
 def _shape(result: Any) -> torch.Size | None:
     return result.shape if isinstance(result, Tensor) else None
-
-
-def _still_weights(weights: Tensor, others: list[Tensor], result: Any) -> bool:
-    """Whether weights met no more than a mask, a bias or a factor; with features of their own size they are a gate."""
-    if not isinstance(result, Tensor) or result.numel() != weights.numel():
-        return False
-    return all(x.numel() < weights.numel() or _is_mask(x) for x in others)
-
-
-def _is_mask(x: Tensor) -> bool:
-    """Whether a tensor holds one number beside 0, as a mask or what dropout multiplies by."""
-    if x.dtype == torch.bool or not x.numel():
-        return True
-    return bool(((x == 0) | (x == x.max())).all())
 
 
 def _kind(mark: Mark | None) -> str | None:
@@ -326,7 +353,9 @@ _SAME = """
     masked_fill masked_fill_ tril triu neg relu pow __pow__ square sqrt abs log_softmax
 """
 _MEET = "add add_ __radd__ sub sub_ subtract rsub __rsub__ mul mul_ multiply __rmul__ div div_ divide true_divide where"
-_JOINED = "cat concat concatenate stack hstack vstack maximum minimum addcmul lerp masked_scatter scatter index_copy"
+_MEET += " maximum minimum fmax fmin logaddexp addcmul addcdiv lerp"
+_EXTREME = "max min"
+_JOINED = "cat concat concatenate stack hstack vstack masked_scatter scatter index_copy"
 _WRITING = "__setitem__ copy_ scatter_ index_copy_ masked_scatter_"
 
 Follow = Callable[[Trace, Any, tuple, dict], Any]
@@ -340,12 +369,14 @@ def _named(names: str) -> set[Any]:
 _SOFTMAX = _named("softmax")
 _ADDING = _named("baddbmm baddbmm_ addmm addbmm")
 _TIMES = _named("mul mul_ multiply __rmul__")
-_BY_ELEMENT = _named(_MEET)
+_BY_ELEMENT = _named(f"{_MEET} {_EXTREME}")
 _INTO = _named(_WRITING)
 _VIEWS = {getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH")}
 _GROUPS: list[tuple[set[Any], Follow]] = [
     (_named(_SAME) | _VIEWS, _same),
+    (CELLWISE, _cellwise),
     (_named(f"{_MEET} {_JOINED} {_WRITING}"), _joined),
+    (_named(_EXTREME), _extreme),
     (_named(_PRODUCTS), _product),
     (_named("softmax softmin gumbel_softmax"), _softmax),
     (_named("exp exp_ exp2"), _exponential),
@@ -354,6 +385,7 @@ _GROUPS: list[tuple[set[Any], Follow]] = [
 ]
 FOLLOW: dict[Any, Follow] = {function: follow for functions, follow in _GROUPS for function in functions}
 # Of these nothing follows while no tensor has a mark: the mode calls them at once, which a small model would notice.
-RESTING = {function for function, follow in FOLLOW.items() if follow in (_joined, _mixed, _exponential)} - _INTO
+_AT_REST = (_cellwise, _joined, _extreme, _mixed, _exponential)
+RESTING = {function for function, follow in FOLLOW.items() if follow in _AT_REST} - _INTO
 # And these look for a parameter or a buffer then.
 FOLLOWS_FIRST = _same

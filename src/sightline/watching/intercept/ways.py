@@ -156,8 +156,16 @@ AS_ANOTHER = {
     torch.Tensor.reshape_as: torch.Tensor.reshape,
     torch.Tensor.expand_as: torch.Tensor.expand,
 }
+# Each number changed by itself or by others of its row: what comes of a cell stands where the cell stood.
+CELLWISE = _functions("""
+    relu relu_ relu6 leaky_relu leaky_relu_ elu elu_ selu selu_ celu celu_ gelu silu mish hardswish hardtanh hardtanh_
+    sigmoid sigmoid_ logsigmoid hardsigmoid softplus softsign softshrink hardshrink tanhshrink threshold threshold_
+    sin cos sinh cosh asinh atan arctan erf expm1 log log1p log2 logit sign sgn round round_ floor ceil trunc frac
+    reciprocal rsqrt float_power floor_divide __floordiv__ fmod remainder __mod__ cumsum logcumsumexp
+    layer_norm rms_norm instance_norm normalize fake_quantize_per_tensor_affine
+""")
 # The same numbers in the same places, or each of them changed by itself.
-KEEPS = _functions("""
+KEEPS = CELLWISE | _functions("""
     contiguous clone detach to type type_as float half bfloat16 double cpu cuda dropout dropout_ dropout1d dropout2d
     alpha_dropout clamp clamp_ clip clip_ clamp_min clamp_min_ clamp_max clamp_max_ tanh tanh_ nan_to_num nan_to_num_
     masked_fill masked_fill_ tril triu neg relu pow __pow__ square sqrt abs
