@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from sightline.watching.intercept import scripted
+from sightline.watching.intercept import numberless, scripted
 from sightline.watching.intercept.caller import inner
 from sightline.watching.intercept.fast_path import is_plain_layer
 from sightline.watching.intercept.heads import check_gradients
@@ -96,6 +96,10 @@ class Passing:
         self.depth += told
         if outermost:
             self._begins()
+        if numberless.why_not() is not None:
+            self.reader.skip()
+            return told
+        if outermost:
             self.follow_image(args, kwargs)
         if module is self.encoder:
             self.reader.encodes(args, kwargs)

@@ -89,7 +89,8 @@ def in_compiled_function() -> bool:
         code = frame.f_code
         if code.co_argcount and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module):
             return False
-        if frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
+        # What the compiler is told to leave alone, as checkpoints are, is wrapped there too.
+        if frame.f_globals.get("__name__") == "torch._dynamo.eval_frame" and "Disable" not in code.co_qualname:
             return True
         frame = frame.f_back
     return False

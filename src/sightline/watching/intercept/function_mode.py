@@ -15,7 +15,7 @@ from sightline import caches
 from sightline.backends.api import attention
 from sightline.errors import InputError
 from sightline.nn.observe.listener import Listener
-from sightline.watching.intercept import active, by_hand, fast_path, torch_calls, unseen
+from sightline.watching.intercept import active, by_hand, fast_path, numberless, torch_calls, unseen
 from sightline.watching.intercept.caller import in_compiled_function, running
 from sightline.watching.intercept.flex import flex
 from sightline.watching.intercept.heads import connect
@@ -154,11 +154,14 @@ class Again(Audience):
                 watcher.record(self.module, name, self.in_place(looked))
 
 
-def audience(module: nn.Module | None = None, again: bool = False, func: Any = None) -> Audience | None:
+def audience(
+    module: nn.Module | None = None, again: bool = False, func: Any = None, given: Any = None
+) -> Audience | None:
     """Who hears of an attention call that is made now; None if nobody watches the module that makes it.
 
-    While gradients are computed, layers may run again (checkpointing): they were seen before, so nobody hears of it,
-    except with `again`, and except who edits: what runs again is edited again.
+    Of a call without numbers, of which `given` is a tensor, watches hear no more than that there was one. While
+    gradients are computed, layers may run again (checkpointing): they were seen before, so nobody hears of it, except
+    with `again`, and except who edits: what runs again is edited again.
     """
     watches = active.watches()
     if not watches:
@@ -179,6 +182,8 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
     if func is torch._transformer_encoder_layer_fwd:
         module = fast_path.attends_by(module)
     hearing = [(watcher, name) for watcher in watches if (name := watcher.name_of(module)) is not None]
+    if hearing and (why := numberless.why_not(given)) is not None:
+        hearing = _told(hearing, why)
     if not hearing:
         return None
     return (
@@ -186,6 +191,15 @@ def audience(module: nn.Module | None = None, again: bool = False, func: Any = N
         if once_more and any(_recomputes(one) for one, _ in hearing)
         else Audience(module, hearing)
     )
+
+
+def _told(hearing: list[tuple[Watcher, str]], why: str) -> list[tuple[Watcher, str]]:
+    """Tell watches of a call that cannot be looked at; those that edit it are left."""
+    editing = [(watcher, name) for watcher, name in hearing if getattr(watcher, "edits", False)]
+    for watcher, name in hearing:
+        if (watcher, name) not in editing:
+            unseen.drop(watcher, name, why)
+    return editing
 
 
 def _recomputes(watcher: Watcher) -> bool:
@@ -235,7 +249,7 @@ class WatchMode(Listener):
                 for watcher in active.watches():
                     watcher.tables.forget(args[0])
             return found
-        who = active.known_audience() or audience(func=func)
+        who = active.known_audience() or audience(func=func, given=args[0] if args else None)
         if who is None:
             return func(*args, **kwargs)
         if active.known_module() is None:
@@ -265,6 +279,8 @@ def _by_hand(soft: Soft, weights: Tensor | None, weighing: Weighing, softmax: nn
     every, result = unseen.holders(unseen.BY_HAND, softmax), weighing.result
     if any(getattr(watcher, "product_by_hand", _nothing)() is result for watcher, _ in every):
         return result
+    if (why := numberless.why_not(result)) is not None:
+        every = _told(every, why)
     hearing = [(watcher, name) for watcher, name in every if hasattr(watcher, "module_of")]
     for watcher, name in every:
         if (watcher, name) not in hearing:

@@ -53,7 +53,7 @@ class Libraries(active.Shared):
 def _heard(function: Callable, handler: Handler) -> Callable:
     @functools.wraps(function)
     def heard(*args: Any, **kwargs: Any) -> Any:
-        who = audience()
+        who = audience(given=args[0] if args else None)
         if who is None:
             return function(*args, **kwargs)
         for watcher, _ in who.hearing:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sightline import caches
 from sightline.errors import InputError
 from sightline.masks import Band, Mask, causal, padding
-from sightline.watching.intercept import active, traced, verify
+from sightline.watching.intercept import active, numberless, traced, verify
 from sightline.watching.intercept.caller import running
 from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.flex import read_block_mask
@@ -132,7 +132,7 @@ class Attending:
             watcher = active.sleeper()
             if watcher is not None and watcher.may_go_on(module) and not _options(kwargs):
                 return self._step(watcher, module, query, key, value, kwargs)
-        who = audience(module)
+        who = audience(module, given=query)
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
         if who is None:
             if lazy is not None and (before := audience(module, again=True)) is not None and self._compact(before):
@@ -333,7 +333,7 @@ def _masking(function: Callable, lazy: frozenset) -> Callable:
     """
     if torch.compiler.is_compiling():
         return function
-    if function not in lazy or not active.watches():
+    if function not in lazy or not active.watches() or numberless.why_not() is not None:
         return function
     names: dict[int, str] = {}
     for watcher in active.watches():

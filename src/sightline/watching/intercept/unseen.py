@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from sightline.errors import explain
-from sightline.watching.intercept import active, scripted
+from sightline.watching.intercept import active, numberless, scripted
 from sightline.watching.intercept.caller import common, running
 from sightline.watching.intercept.marks import SOFT, Mark, Soft, Trace, Weighing, tensors
 from sightline.watching.intercept.ways import CELLWISE, OWNERS, PURE, RESHAPES, Product, Way, of_product, summed_over
@@ -105,7 +105,8 @@ def _product(trace: Trace, func: Any, args: tuple, kwargs: dict) -> Any:
         elif "soft" in kinds and "around" in kinds:
             attended(AROUND)
         else:
-            way = of_product(func, args, operands, result) if "buffer" not in kinds else None
+            known = "buffer" not in kinds and numberless.why_not(result) is None
+            way = of_product(func, args, operands, result) if known else None
             trace.put(result, Mark("features" if "buffer" in kinds else "product", way=way))
             trace.shape = result.shape
     elif computed and (mark := marks[computed[0]]) is not None:
@@ -133,7 +134,7 @@ def _weighed(trace: Trace, func: Any, args: tuple, operands: list[Tensor], place
     axes = None if way is None else way.axes()
     followed = axes is not None and axes[1] == summed_over(func, args, place, weights)
     if not followed or soft is None or mark.module is None or trace.hear is None:
-        attended(BY_HAND, mark.module)
+        attended(numberless.why_not(result) or BY_HAND, mark.module)
         return result
     weighing = Weighing(weights, operands[1 - place], result)
     return trace.hear(soft, None if soft.pure else weights, weighing, mark.module)
