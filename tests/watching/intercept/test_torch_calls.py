@@ -241,6 +241,25 @@ def test_multihead_attention_with_extra_keys_and_in_training():
         torch.testing.assert_close(whole(seen[0]), weights.double(), atol=5e-6, rtol=0)
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("more", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+def test_a_hint_that_is_causal_counts_where_torch_takes_it(need_weights, more):
+    """Asked for weights, torch reads the mask, whatever the hint says; and the keys it adds are seen by all."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **more).eval()
+    x, hidden = torch.randn(2, 5, WIDTH), torch.ones(5, 5, dtype=torch.bool).triu(2)
+    with torch.no_grad(), watch(module) as seen:
+        out, _ = module(x, x, x, attn_mask=hidden, is_causal=True, need_weights=need_weights)
+    v = F.linear(x, *(t.chunk(3)[2] for t in (module.in_proj_weight, module.in_proj_bias)))
+    for extra in ([module.bias_v.expand(2, 1, WIDTH)] if module.bias_v is not None else []) + (
+        [torch.zeros(2, 1, WIDTH)] if module.add_zero_attn else []
+    ):
+        v = torch.cat([v, extra], 1)
+    weights = seen[0].tile(slice(0, 5), slice(0, v.shape[1]))
+    heads = weights @ v.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    torch.testing.assert_close(module.out_proj(heads.transpose(1, 2).flatten(2)), out, atol=1e-6, rtol=1e-5)
+
+
 def test_transformer_encoder_and_its_fast_path():
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()

@@ -218,6 +218,8 @@ def multi_head(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
             out = (before_projection(func, who.name, taken) if who.deep else func)(*args, **kwargs)
         if caught.lse is None:
             plain = given | {"need_weights": False, "training": False, "dropout_p": 0.0}
+            if given.get("need_weights", True):
+                plain["is_causal"] = False  # a hint that it does not take: it reads the mask itself
             with torch.no_grad(), Catch() as caught:
                 func(**plain)
     if caught.lse is None:
