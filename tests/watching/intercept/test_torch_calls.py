@@ -168,6 +168,24 @@ def test_grouped_heads_and_other_ranks():
         torch.testing.assert_close(whole(seen[0]), weights.reshape(shape), atol=5e-6, rtol=0)
 
 
+@pytest.mark.parametrize("of", ["heads", "texts", "all"])
+def test_two_axes_of_texts_with_a_mask_for_one_query(of):
+    """Which keys one query sees may be each head's own: that is no padding of a text."""
+
+    class Five(nn.Module):
+        def forward(self, q, k, mask):
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 3, HEADS, 1, 8), torch.randn(2, 3, HEADS, 5, 8)
+    mask = torch.rand({"heads": (2, 3, HEADS, 1, 5), "texts": (2, 3, 1, 1, 5), "all": (1, 3, 1, 1, 5)}[of]) < 0.5
+    mask[..., 0] = True
+    with torch.no_grad(), watch(model := Five()) as seen:
+        model(q, k, mask)
+    weights = (q @ k.mT * 8**-0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    torch.testing.assert_close(seen[0].tile(slice(0, 1), slice(0, 5)).reshape(weights.shape), weights)
+
+
 def test_dropout_is_not_shown():
     model, x = Model(depth=1, dropout_p=0.5), torch.randn(2, 9, WIDTH)
     torch.manual_seed(1)

@@ -113,9 +113,10 @@ def read(tensor: Tensor, shape: tuple[int, ...]) -> Table:
     sees = _sees(tensor)
     rows = tensor.shape[-2]
     if rows == 1 or (queries > 1 and bool((tensor == tensor[..., :1, :]).all())):
-        one = tensor[..., 0, :]
-        if bool((one == one[:, :1]).all()) and one.shape[-1] == keys:
-            return Table(padding(one[:, 0]), None, sees)
+        one = tensor[..., 0, :]  # [*batch, heads, keys]
+        if bool((one == one[..., :1, :]).all()) and one.shape[-1] == keys:
+            real = one[..., 0, :]
+            return Table(padding(real if real.dim() == 2 else real.expand(*shape[:-3], keys)), None, sees)
     if rows == queries == keys and tensor.shape[-1] == keys:
         triangle = torch.ones(queries, keys, dtype=torch.bool, device=tensor.device).tril()
         if bool((tensor == triangle).all()):
