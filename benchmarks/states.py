@@ -408,7 +408,8 @@ def report_steps(at: Stage) -> None:
 
 
 def fresh(at: Stage) -> None:
-    for run in httpx.get(f"{at.base}api/runs").json()["runs"]:
+    listed = httpx.get(f"{at.base}api/runs").json()
+    for run in listed["orders"] + listed["runs"]:
         httpx.delete(f"{at.base}api/runs/{run['id']}")
     at.page.goto("about:blank")
     at.page.goto(at.base)
@@ -453,6 +454,45 @@ def running(at: Stage) -> None:
     at.see(".progress >> text=of 30 layers")
     at.see(".app:not(.empty) .head canvas")
     at.page.wait_for_timeout(300)
+
+
+def busy(at: Stage, orders: int = 1) -> None:
+    """Somebody else's texts keep the server busy: one is written for long, the others wait."""
+    for i in range(orders):
+        body = {"text": f"Count to {i + 3} and on", "model": "smollm2", "generate": 500}
+        httpx.post(f"{at.base}api/runs", json=body).raise_for_status()
+
+
+def waiting_first(at: Stage) -> None:
+    fresh(at)
+    busy(at, 2)
+    at.click(".composer [type=submit]")
+    at.see(".progress >> text=waiting, place 2")
+
+
+def waiting(at: Stage) -> None:
+    hint(at)
+    busy(at)
+    at.click("text=New text")
+    at.page.fill("textarea", "a text that waits for another one to be done")
+    at.click(".composer [type=submit]")
+    at.see(".progress >> text=waiting, place 1")
+
+
+def waiting_reading(at: Stage) -> None:
+    hint(at)
+    busy(at)
+    at.click(".why-bar button:has-text('mattered')")
+    at.see(".why-progress >> text=waiting, place 1")
+
+
+def waiting_full(at: Stage) -> None:
+    hint(at)
+    busy(at, 5)
+    at.click("text=New text")
+    at.page.fill("textarea", "a text too many")
+    at.click(".composer [type=submit]")
+    at.see(".composer .problem:not([hidden])")
 
 
 def hint(at: Stage) -> None:
@@ -521,7 +561,8 @@ def ninth(at: Stage) -> None:
 FRESH: dict[str, Callable[[Stage], None]] = {
     made.__name__.replace("_", "-"): made
     for made in (
-        empty, empty_problem, no_models, example, running, hint, control, generating, picture_chosen, picture,
+        empty, empty_problem, no_models, example, running, hint, control, waiting_first, waiting, waiting_reading,
+        waiting_full, generating, picture_chosen, picture,
         picture_map, ninth,
     )
 }  # fmt: skip
