@@ -311,7 +311,8 @@ class App {
 
   private async share(): Promise<void> {
     const address = this.context.store.address();
-    this.context.say((await copied(address)) ? "the address of this view is copied" : address);
+    if (await copied(address)) return this.context.say("the address of this view is copied");
+    this.context.give("There is no clipboard here: the address is marked, copy it.", address);
   }
 
   private fail(text: string): void {
