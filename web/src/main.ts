@@ -108,6 +108,7 @@ class App {
       this.header.progress,
       this.header.composerNode,
       this.header.hint,
+      this.header.pending,
       all,
       this.panels,
       this.notice.node,
