@@ -5,6 +5,7 @@ import { onChange } from "./changes";
 import { Composer, EXAMPLE, type Order } from "./composer";
 import type { Context } from "./context";
 import { el, icon, shortened, svg } from "./dom";
+import { toCome, where } from "./orders";
 import { isRun, type Limits, type OrderInfo, type RunShort } from "./source";
 import { Unseen } from "./unseen";
 
@@ -287,27 +288,18 @@ export class Header {
         "aria-label": "progress of the run",
       },
     });
-    const where =
-      order.state === "queued"
-        ? `waiting, place ${order.position}`
-        : order.total
-          ? `${order.stage} ${order.done} of ${order.total}${order.stage === "running" ? " layers" : ""}`
-          : order.stage;
     const problem = order.problem
       ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}`
       : "the run was taken back";
     const dismiss = () => {
       this.progress.hidden = true;
     };
-    this.pending.textContent =
-      order.state === "queued"
-        ? "The server runs one text at a time: this one waits for its turn and begins by itself."
-        : "The map of each layer appears here as soon as the layer is done.";
+    this.pending.textContent = toCome(order);
     this.progress.classList.toggle("problem", over);
     this.progress.replaceChildren(
       el("span", { class: "title" }, `${order.model}: ${shortened(order.title, 50)}`),
       over ? el("span", {}, problem) : bar,
-      over ? "" : el("span", {}, where),
+      over ? "" : el("span", {}, where(order), order.stage === "running" && order.total ? " layers" : ""),
       order.stage === "generating" && !over ? this.followSwitch() : "",
       el(
         "button",
