@@ -20,7 +20,11 @@ import httpx
 import state_runs
 from explorer import browsing, serving
 from PIL import Image
-from playwright.sync_api import Browser, Page, Route, TimeoutError
+from playwright.sync_api import Browser, Frame, Page, Route, TimeoutError
+
+from sightline.watching import load
+from sightline.web.widget import Carried
+from web.notebook import Notebook
 
 AXE = Path(__file__).resolve().parent.parent / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TOUCH = {"has_touch": True, "is_mobile": True}
@@ -65,8 +69,16 @@ class Stage:
         self.context = browser.new_context(**SCREENS[width])
         self.context.set_default_timeout(120_000)  # what is computed anew takes long on a busy machine
         self.page: Page = self.context.new_page()
+        self.own = self.page
+        self.notebook: Notebook | None = None
         self.base, self.runs, self.width = base, runs, width
         self.phone = width < 900
+
+    def clear(self) -> None:
+        """What a state has left behind goes."""
+        if self.notebook is not None:
+            self.notebook.close()
+        self.page, self.notebook = self.own, None
 
     def open(self, run: str, address: str = "", panel: str = "centre", estimates: bool = False) -> None:
         self.page.goto("about:blank")
@@ -291,10 +303,19 @@ def button(name: str, selector: str, run: str = "mary", address: str = MARY) -> 
 
 button("target", ".why-bar button[title='what it should matter for']")
 button("python", ".why-bar button:has-text('Python')")
-button("share", "button.share", "kids", LINK)
+button("share-by-hand", "button.share", "kids", LINK)
 button("unseen", ".unseen", "cross", "&L=0&H=0&q=1&k=1")
 button("composer-over", "text=New text", "kids", LINK)
 button("edit-text", "button.edit", "kids", LINK)
+
+
+@state
+def share(at: Stage) -> None:
+    at.context.grant_permissions(["clipboard-write"])
+    at.open("kids", LINK)
+    at.click("button.share")
+    at.see(".notice >> text=is copied")
+    at.context.clear_permissions()
 
 
 def tour(step: int) -> None:
@@ -404,11 +425,25 @@ def report_steps(at: Stage) -> None:
     at.page.wait_for_timeout(300)
 
 
+@state
+def widget(at: Stage) -> None:
+    """In a notebook the page is in a frame, and its kernel answers by messages."""
+    assert at.context.browser is not None
+    carried = Carried(load(Path(at.runs["folder"]) / "a-kids"))
+    # A notebook's own page says how wide it is; a bare one on a phone does not.
+    screen = {name: value for name, value in SCREENS[at.width].items() if name != "is_mobile"}
+    at.notebook = Notebook(at.context.browser, carried, **screen)
+    at.page = at.notebook.page
+    at.notebook.until(".app:not(.empty) .sentence .weight:not(:empty)")
+    at.page.wait_for_timeout(1500)
+
+
 # On a server of their own, which has no runs yet.
 
 
 def fresh(at: Stage) -> None:
-    for run in httpx.get(f"{at.base}api/runs").json()["runs"]:
+    listed = httpx.get(f"{at.base}api/runs").json()
+    for run in listed["orders"] + listed["runs"]:
         httpx.delete(f"{at.base}api/runs/{run['id']}")
     at.page.goto("about:blank")
     at.page.goto(at.base)
@@ -453,6 +488,52 @@ def running(at: Stage) -> None:
     at.see(".progress >> text=of 30 layers")
     at.see(".app:not(.empty) .head canvas")
     at.page.wait_for_timeout(300)
+
+
+def busy(at: Stage, orders: int = 1) -> None:
+    """Somebody else's texts keep the server busy: one is written for long, the others wait."""
+    for i in range(orders):
+        body = {"text": f"Count to {i + 3} and on", "model": "smollm2", "generate": 500}
+        httpx.post(f"{at.base}api/runs", json=body).raise_for_status()
+
+
+def waiting_first(at: Stage) -> None:
+    fresh(at)
+    busy(at, 2)
+    at.click(".composer [type=submit]")
+    at.see(".progress >> text=waiting, place 2")
+
+
+def waiting(at: Stage) -> None:
+    hint(at)
+    busy(at)
+    at.click("text=New text")
+    at.page.fill("textarea", "a text that waits for another one to be done")
+    at.click(".composer [type=submit]")
+    at.see(".progress >> text=waiting, place 1")
+
+
+def waiting_reading(at: Stage) -> None:
+    hint(at)
+    busy(at)
+    at.click(".why-bar button:has-text('mattered')")
+    at.see(".why-progress >> text=waiting, place 1")
+
+
+def waiting_full(at: Stage) -> None:
+    hint(at)
+    busy(at, 5)
+    at.click("text=New text")
+    at.page.fill("textarea", "a text too many")
+    at.click(".composer [type=submit]")
+    at.see(".composer .problem:not([hidden])")
+
+
+def failed(at: Stage) -> None:
+    fresh(at)
+    at.page.fill("textarea", "far too long for this model " * 100)
+    at.click(".composer [type=submit]")
+    at.see(".progress.problem >> text=too long for minilm")
 
 
 def hint(at: Stage) -> None:
@@ -521,7 +602,8 @@ def ninth(at: Stage) -> None:
 FRESH: dict[str, Callable[[Stage], None]] = {
     made.__name__.replace("_", "-"): made
     for made in (
-        empty, empty_problem, no_models, example, running, hint, control, generating, picture_chosen, picture,
+        empty, empty_problem, no_models, example, running, hint, control, waiting_first, waiting, waiting_reading,
+        waiting_full, failed, generating, picture_chosen, picture,
         picture_map, ninth,
     )
 }  # fmt: skip
@@ -529,7 +611,8 @@ FRESH: dict[str, Callable[[Stage], None]] = {
 
 def checked(at: Stage, name: str, theme: str) -> list[str]:
     """What a program can see of a state."""
-    page, said = at.page, []
+    page: Page | Frame = at.page if at.notebook is None else at.page.frames[-1]
+    said: list[str] = []
     if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
         said.append("scrolls sideways")
     said += [f"cut off: {one}" for one in page.evaluate(CUT)]
@@ -555,6 +638,7 @@ def shots(browser: Browser, base: str, runs: dict[str, str], names: list[str], f
 
 def shot(at: Stage, name: str, folder: Path) -> None:
     began = time.monotonic()
+    at.clear()
     try:
         at.page.emulate_media(color_scheme="light")
         {**STATES, **FRESH}[name](at)
@@ -602,7 +686,8 @@ def main() -> None:
         if chosen:
             with serving(str(made["runs"]), str(made["runs"] / "k-alone.safetensors"), *models) as server:
                 listed = httpx.get(server.base + "api/runs").json()["runs"]
-                shots(browser, server.base, state_runs.found(listed, made["runs"]), chosen, pictures, widths)
+                runs = state_runs.found(listed, made["runs"]) | {"folder": str(made["runs"])}
+                shots(browser, server.base, runs, chosen, pictures, widths)
         chosen = [name for name in FRESH if not names or name in names]
         if chosen:
             with serving(*models) as server:

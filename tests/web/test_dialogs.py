@@ -76,6 +76,9 @@ def test_without_a_clipboard_the_address_and_the_program_are_shown(phone: Visit,
     assert box["x"] >= 8
     assert box["x"] + box["width"] <= 382
     assert box["width"] > 300, "a long line has the width of the screen"
+    assert page.evaluate("getSelection().toString()") == page.url, "marked, to be copied"
+    page.tap(".notice [aria-label=close]")
+    assert page.locator(".notice").is_hidden(), "and it stays until it is closed"
     page.locator(".why-bar button:has-text('Python')").tap()
     page.tap("dialog[open] >> text=Copy")
     page.wait_for_selector("dialog[open] .notice >> text=no clipboard")

@@ -288,6 +288,45 @@ def test_an_example_its_control_and_undo(browser: Browser) -> None:
         server.close()
 
 
+def test_what_to_look_for_takes_nothing_from_the_map_of_a_phone(browser: Browser) -> None:
+    models = Trained(["minilm"])
+    service = Service(performer(models, lambda run: service.library.add(run)), models)
+    server = Live(service)
+    visit = Visit(browser, server.base, **PHONE)
+    try:
+        page = visit.page
+        page.goto(server.base)
+        page.tap(".composer button[type=submit]")
+        page.wait_for_selector(".hint:not([hidden]) >> text=Before you call it a reference")
+        page.tap(".panels button[data-panel=centre]")
+        visit.settle()
+        surface = page.locator(".centre-map .surface")
+        before, hint = surface.bounding_box(), page.locator(".hint").bounding_box()
+        assert before["y"] + before["height"] <= hint["y"], "it lies over no cell"
+        page.tap(".hint >> text=Dismiss")
+        visit.settle()
+        assert surface.bounding_box() == before
+    finally:
+        visit.close()
+        server.close()
+
+
+def test_the_frame_of_a_short_text_is_that_of_a_short_text(visit: Visit, live: Live, add: Add) -> None:
+    """Also after a longer one: its ruler held the frame open, and the keys far below the text."""
+    long = add(make_run(sights(120), words(120), text="a long text"))
+    frame = visit.open(f"#run={live.kids}").locator(".text-frame")  # type: ignore[attr-defined]
+    visit.until(f"{SAID} === '{KIDS}'")
+    short = frame.bounding_box()["height"]
+    visit.page.select_option("select[aria-label=run]", long)
+    visit.until("document.querySelectorAll('.t').length === 120")
+    visit.rest()
+    assert frame.bounding_box()["height"] > short + 20
+    visit.page.select_option("select[aria-label=run]", live.kids)  # type: ignore[attr-defined]
+    visit.until(f"{SAID} === '{KIDS}'")
+    visit.rest()
+    assert frame.bounding_box()["height"] == short
+
+
 def test_a_phone_and_a_laptop(browser: Browser, live: Live, tmp_path: Path) -> None:
     visit = Visit(browser, live.base, color_scheme="dark", **PHONE)
     try:

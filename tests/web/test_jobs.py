@@ -180,3 +180,56 @@ def test_a_growing_run_that_is_closed_is_taken_back_and_no_failure(caplog: pytes
         assert not caplog.records
     finally:
         jobs.close()
+
+
+def test_a_text_that_was_taken_back_can_be_run_again_at_once() -> None:
+    """The first job ends at its next layer: whoever asks again until then is not given one that will never be whole."""
+    handed, go = threading.Event(), threading.Event()
+
+    def slow(job: Job, report: Report) -> Run:
+        handed.set()
+        assert go.wait(20)
+        report(stage="running")
+        return perform(job, report)
+
+    jobs = JobQueue(slow, finished=lambda run: None, dropped=lambda id: None)
+    try:
+        first = jobs.put(RunRequest("a text", "words"))
+        assert handed.wait(20)
+        jobs.cancel(first.id)
+        again = jobs.put(RunRequest("a text", "words"))
+        go.set()
+        assert over(again).state == "done"
+        assert over(first).state == "cancelled"
+    finally:
+        go.set()
+        jobs.close()
+
+
+def test_a_run_is_taken_back_before_its_folder_goes() -> None:
+    """Else what it misses there would be shown as its failure."""
+    handed, closed = threading.Event(), threading.Event()
+
+    def writing(job: Job, report: Report) -> Run:
+        def cleanup() -> None:
+            closed.set()
+            end = time.monotonic() + 0.3
+            while not job.over and time.monotonic() < end:  # until the other thread has missed the folder
+                time.sleep(0.005)
+
+        run = Run(job.id, sights(3, layers=1), words(3), text=job.request.text, cleanup=cleanup)
+        run.growing = True
+        service.library.add(run)
+        handed.set()
+        assert closed.wait(20)
+        raise FileNotFoundError("the folder is gone")
+
+    service = Service(writing)
+    try:
+        job = service.jobs.put(RunRequest("a text", "words"))
+        assert handed.wait(20)
+        service.close_run(job.id)
+        assert over(job).state == "cancelled"
+        assert job.id not in service.library
+    finally:
+        service.close()

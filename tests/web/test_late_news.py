@@ -51,6 +51,28 @@ def test_a_text_box_that_was_opened_stays_when_a_run_is_done(browser: Browser, m
         assert page.locator("textarea").input_value() == "another text"
 
 
+def test_an_order_that_waits_says_what_for(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a server that is busy with the text of somebody else: there is nothing to show yet, and no empty page."""
+    with held(browser, monkeypatch) as (visit, _, go):
+        page = visit.page
+        page.goto(visit.base)
+        page.wait_for_selector(".composer.alone")
+        other = {"text": "the text of somebody else", "model": "minilm"}
+        assert visit.context.request.post(f"{visit.base}api/runs", data=other).ok
+        text = "a text of more letters than its line has room for beside the others"
+        page.fill("textarea", text)
+        page.click(".composer button[type=submit]")
+        page.wait_for_selector(".progress >> text=waiting, place 1")
+        page.wait_for_selector(".pending >> text=waits for its turn")
+        title = page.locator(".progress .title").inner_text()
+        assert title.endswith("…")
+        assert text.startswith(title.removeprefix("minilm: ").removesuffix("…"))
+        visit.accessible("an order that waits")
+        go.set()
+        visit.until(f"{HEADS} === 72")
+        assert page.locator(".pending").is_hidden()
+
+
 def test_a_run_that_is_done_while_it_is_opened_has_all_its_layers(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import { onChange } from "./changes";
 import type { Context } from "./context";
-import { el } from "./dom";
+import { el, shortened } from "./dom";
 import { type Cells, single } from "./grid";
 import { segmented } from "./legend";
 import { SHOWN } from "./loader";
@@ -300,7 +300,7 @@ export class Compare {
     const list = this.runs();
     const runs = select(
       "second run",
-      list.map((r) => [r.id, `${r.model ?? "run"}: ${r.title.slice(0, 40)}`]),
+      list.map((r) => [r.id, `${r.model ?? "run"}: ${shortened(r.title, 40)}`]),
       now.run,
       (value) => change({ run: value }),
     );
@@ -365,7 +365,7 @@ function around(tokens: Tokens, changed: Set<number>): (Node | string)[] {
 }
 
 function label({ run, layer, head }: HeadRef): string {
-  return `${run.info.model ?? "run"}, ${run.name(layer, head)}: ${run.info.title.slice(0, 40)}${run.info.title.length > 40 ? "…" : ""}`;
+  return `${run.info.model ?? "run"}, ${run.name(layer, head)}: ${shortened(run.info.title, 40)}`;
 }
 
 // What is pinned may lie beyond a map: heads of one run may have other queries and keys.

@@ -335,6 +335,11 @@ export class Context {
     this.notice.value = { text, again };
   }
 
+  // What could not be copied, to be copied by hand.
+  give(text: string, given: string): void {
+    this.notice.value = { text, given, again: null };
+  }
+
   failed(error: unknown, again: () => void): void {
     this.say(sentence(error), this.curable(error) ? again : null);
   }

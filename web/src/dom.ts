@@ -73,8 +73,19 @@ export function icon(name: keyof typeof PATHS | string): SVGSVGElement {
   return svg("svg", { viewBox: "0 0 20 20", width: 18, height: 18, "aria-hidden": "true", focusable: "false" }, path);
 }
 
+// What went wrong, told apart from what a view says otherwise.
+export function problem(text: string): HTMLElement {
+  return el("span", { class: "problem" }, text);
+}
+
 export function retryButton(click: () => void): HTMLButtonElement {
   return el("button", { class: "button retry", attrs: { type: "button" }, on: { click } }, "Retry");
+}
+
+// A name that may be long, as far as it is shown: what is cut off is said to be.
+export function shortened(text: string, most: number): string {
+  const letters = [...text];
+  return letters.length > most ? `${letters.slice(0, most).join("").trimEnd()}…` : text;
 }
 
 export function clear(node: Element): void {

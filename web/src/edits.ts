@@ -45,6 +45,11 @@ export class Edits {
     this.node = dialog(
       "Change what it attends to",
       el("p", { class: "fine" }, "The text is run again with the change, beside the run as it is."),
+      el(
+        "p",
+        { class: "fine" },
+        "Ablated, a head gives nothing. What is cut is not looked at: the other weights of a row grow until they sum to 1. Scaling multiplies what a head gives; boosting multiplies weights, against the others of their row.",
+      ),
       el("p", {}, el("label", { attrs: { for: "edit-factor" } }, "factor to scale or boost by "), this.factor),
       this.actions,
     );

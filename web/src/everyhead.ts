@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import { colorOf, css, show } from "./colors";
 import type { Context } from "./context";
-import { el, retryButton } from "./dom";
+import { el, problem, retryButton } from "./dom";
 import { HeadGrid } from "./headgrid";
 import { strongestButton } from "./invite";
 import { Seen } from "./listening";
@@ -68,7 +68,7 @@ export class EveryHead {
     } catch (error) {
       if (aborted(error)) return;
       this.table.clear();
-      this.about.replaceChildren(`${sentence(error)} `);
+      this.about.replaceChildren(problem(sentence(error)), " ");
       if (this.context.curable(error)) this.about.append(retryButton(() => this.context.retry()));
     }
   }

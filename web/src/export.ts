@@ -2,7 +2,7 @@
 
 import { colorOf, css, hatchColors, paper, rampColor, show, signedColor } from "./colors";
 import type { Context } from "./context";
-import { el, svg } from "./dom";
+import { el, shortened, svg } from "./dom";
 import { type Cells, single, ticks } from "./grid";
 import type { Links } from "./links";
 import type { MapView } from "./mapview";
@@ -211,7 +211,7 @@ export class ExportDialog {
       svg(
         "text",
         { x: left, y: height - 8, fill: ink, "font-size": 11 },
-        `${run.info.model ?? ""} ${run.name(layer, head)}${minus}${run.reading ? `, ${readingWords(run)}` : ""}: ${run.info.title.slice(0, 70)}`,
+        `${run.info.model ?? ""} ${run.name(layer, head)}${minus}${run.reading ? `, ${readingWords(run)}` : ""}: ${shortened(run.info.title, 70)}`,
       ),
     );
     return { node, width, height };

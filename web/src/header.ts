@@ -4,13 +4,15 @@ import { Arrival } from "./beside";
 import { onChange } from "./changes";
 import { Composer, EXAMPLE, type Order } from "./composer";
 import type { Context } from "./context";
-import { el, icon, svg } from "./dom";
+import { el, icon, shortened, svg } from "./dom";
+import { toCome, where } from "./orders";
 import { isRun, type Limits, type OrderInfo, type RunShort } from "./source";
 import { Unseen } from "./unseen";
 
 export class Header {
   readonly node: HTMLElement;
   readonly progress = el("div", { class: "progress", attrs: { hidden: true, role: "status" } });
+  readonly pending = el("p", { class: "pending" }); // in place of the views, while the first run is still to come
   runs: RunShort[] = [];
   private limits: Limits | null = null;
   private runSelect = el("select", { class: "run-select", attrs: { "aria-label": "run" } });
@@ -151,13 +153,13 @@ export class Header {
   private draw(): void {
     const { run, state } = this.context;
     const open = run.value;
-    document.title = open ? `${open.info.title.slice(0, 40)} – Sightline` : "Sightline";
+    document.title = open ? `${shortened(open.info.title, 40)} – Sightline` : "Sightline";
     this.runSelect.replaceChildren(
       ...this.runs.map((r) =>
         el(
           "option",
           { attrs: { value: r.id, selected: r.id === open?.id } },
-          `${r.model ?? "run"}: ${r.title.slice(0, 48) || r.origin} (${r.tokens.toLocaleString("en")})`,
+          `${r.model ?? "run"}: ${shortened(r.title, 40) || r.origin} (${r.tokens.toLocaleString("en")})`,
         ),
       ),
     );
@@ -286,23 +288,18 @@ export class Header {
         "aria-label": "progress of the run",
       },
     });
-    const where =
-      order.state === "queued"
-        ? `waiting, place ${order.position}`
-        : order.total
-          ? `${order.stage} ${order.done} of ${order.total}${order.stage === "running" ? " layers" : ""}`
-          : order.stage;
     const problem = order.problem
       ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}`
       : "the run was taken back";
     const dismiss = () => {
       this.progress.hidden = true;
     };
+    this.pending.textContent = toCome(order);
     this.progress.classList.toggle("problem", over);
     this.progress.replaceChildren(
-      el("span", { class: "title" }, `${order.model}: ${order.title.slice(0, 50)}`),
+      el("span", { class: "title" }, `${order.model}: ${shortened(order.title, 50)}`),
       over ? el("span", {}, problem) : bar,
-      over ? "" : el("span", {}, where),
+      over ? "" : el("span", {}, where(order), order.stage === "running" && order.total ? " layers" : ""),
       order.stage === "generating" && !over ? this.followSwitch() : "",
       el(
         "button",
@@ -325,14 +322,13 @@ export class Header {
     const dismiss = () => {
       this.progress.hidden = true;
     };
-    const names = runs.map((run) => `${run.model ?? "run"}: ${run.title.slice(0, 50) || run.origin}`);
+    const names = runs.map((run) => `${run.model ?? "run"}: ${shortened(run.title, 50) || run.origin}`);
     const button = (name: string, click: () => void) =>
       el("button", { class: "button quiet", attrs: { type: "button" }, on: { click } }, name);
     this.progress.hidden = false;
     this.progress.classList.remove("problem");
     this.progress.replaceChildren(
-      el("span", {}, why),
-      el("span", { class: "title whole" }, el("bdi", {}, names.join("; "))),
+      el("span", { class: "whole" }, why, el("bdi", { class: "title" }, names.join("; "))),
       runs.length === 1 ? button("Undo", () => void this.reopen(runs[0].id)) : "",
       button("Dismiss", dismiss),
     );

@@ -339,7 +339,7 @@ export function drawThumb(
   const [rows, columns] = run.thumbSize(layer);
   const whole = run.thumb(layer, head);
   const first = run.sink(layer, head);
-  const single = columns === run.layer(layer).keys;
+  const single = columns === run.thumbOf(layer).keys;
   const thumb =
     whole && aside && !run.reading && first > SINK
       ? withoutFirst(whole, [rows, columns], THUMB, first, single, thumbWeight)
@@ -348,6 +348,10 @@ export function drawThumb(
   canvas.height = rows;
   if (!thumb) return;
   const image = new ImageData(columns, rows);
+  // Of a run that grows some layers are not summarised yet: that is not to look as if all of them were masked.
+  const known = !run.info.growing || thumb.some((code) => code > 0);
+  canvas.classList.toggle("unknown", !known);
+  if (!known) return;
   const pixels = new Uint32Array(image.data.buffer);
   for (let y = 0; y < rows; y++)
     for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];

@@ -4,7 +4,7 @@ import { left, SINK } from "./aside";
 import { onChange } from "./changes";
 import { css, paper, show } from "./colors";
 import type { Context } from "./context";
-import { debounced, el, retryButton, svg } from "./dom";
+import { debounced, el, problem, retryButton, shortened, svg } from "./dom";
 import { readingWords } from "./readings";
 import type { OpenRun } from "./run";
 import { topOf } from "./shading";
@@ -146,7 +146,7 @@ export class Links {
   private caption(run: OpenRun): string {
     const { layer, head } = this.context.state;
     const read = run.reading ? `, ${readingWords(run)}` : "";
-    return `${run.info.model ?? ""} ${run.name(layer, head)}${read}: ${run.info.title.slice(0, 60)}`;
+    return `${run.info.model ?? ""} ${run.name(layer, head)}${read}: ${shortened(run.info.title, 60)}`;
   }
 
   private async load(): Promise<void> {
@@ -218,7 +218,7 @@ export class Links {
       this.found = [];
       this.far.replaceChildren();
       this.draw();
-      this.about.replaceChildren(sentence(error));
+      this.about.replaceChildren(problem(sentence(error)));
       if (this.context.curable(error))
         this.about.append(
           " ",

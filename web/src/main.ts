@@ -108,6 +108,7 @@ class App {
       this.header.progress,
       this.header.composerNode,
       this.header.hint,
+      this.header.pending,
       all,
       this.panels,
       this.notice.node,
@@ -311,7 +312,8 @@ class App {
 
   private async share(): Promise<void> {
     const address = this.context.store.address();
-    this.context.say((await copied(address)) ? "the address of this view is copied" : address);
+    if (await copied(address)) return this.context.say("the address of this view is copied");
+    this.context.give("There is no clipboard here: the address is marked, copy it.", address);
   }
 
   private fail(text: string): void {

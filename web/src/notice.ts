@@ -1,4 +1,5 @@
-// A line at the foot of the page that goes away by itself; one about a failure stays until it is tried again.
+// A line at the foot of the page that goes away by itself. One about a failure stays until it is tried again, and what is
+// to be copied until it is closed.
 
 import { onChange } from "./changes";
 import type { Context } from "./context";
@@ -11,14 +12,24 @@ export class NoticeLine {
   private timer = 0;
 
   constructor(context: Context) {
-    onChange(context.notice, ({ text, again }) => {
+    onChange(context.notice, ({ text, again, given }) => {
       clearTimeout(this.timer);
       this.node.hidden = !text;
       this.node.replaceChildren(text);
       if (text) this.place();
-      if (again) this.node.append(retryButton(() => context.retry(again)));
+      if (given) this.give(text, given, () => context.say(""));
+      else if (again) this.node.append(retryButton(() => context.retry(again)));
       else if (text) this.timer = window.setTimeout(() => context.say(""), STAYS);
     });
+  }
+
+  // Marked at once, so that a key copies it.
+  private give(text: string, what: string, close: () => void): void {
+    const given = el("span", { class: "given" }, what);
+    const button = el("button", { class: "icon-button", attrs: { type: "button", "aria-label": "close" } }, "×");
+    button.addEventListener("click", close);
+    this.node.replaceChildren(el("span", {}, text, given), button);
+    getSelection()?.selectAllChildren(given);
   }
 
   // A dialog lies over all else: as long as one is open, the line is in it.

@@ -34,3 +34,10 @@ export function where(order: OrderInfo): string {
   if (order.state === "queued") return `waiting, place ${order.position}`;
   return `${order.stage}${order.total ? ` ${order.done} of ${order.total}` : ""}`;
 }
+
+// What is told of the first run while there is nothing to see of it.
+export function toCome({ state }: OrderInfo): string {
+  if (state === "queued")
+    return "The server runs one text at a time: this one waits for its turn and begins by itself.";
+  return "The map of each layer appears here as soon as the layer is done.";
+}

@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context } from "./context";
-import { el, retryButton } from "./dom";
+import { el, problem, retryButton } from "./dom";
 import { strongestButton } from "./invite";
 import { Seen } from "./listening";
 import { sentence } from "./source";
@@ -64,7 +64,7 @@ export class PathView {
       if (now !== this.asking) return;
       this.steps = [];
       this.list.replaceChildren();
-      this.about.replaceChildren(`${sentence(error)} `);
+      this.about.replaceChildren(problem(sentence(error)), " ");
       if (this.context.curable(error)) this.about.append(retryButton(() => this.context.retry()));
     }
   }

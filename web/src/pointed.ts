@@ -9,9 +9,10 @@ export interface Hover {
   from: string;
 }
 
-// What is said, and what tries again where that is of use.
+// What is said, what tries again where that is of use, and what is to be copied by hand.
 export interface Notice {
   text: string;
+  given?: string;
   again: (() => void) | null;
 }
 

@@ -11,6 +11,7 @@ export class OpenRun {
   readonly memory: Tokens | null;
   portraits: Portraits | null = null;
   private thumbBytes: Uint8Array | null = null;
+  private thumbsOf: RunInfo; // of a run that grows: as long as it was when they were made
   private nameless: Tokens | null = null;
   private starts: number[] = [];
   private rows = new Map<string, Promise<Float32Array>>();
@@ -19,6 +20,7 @@ export class OpenRun {
     readonly source: Source,
     readonly info: RunInfo,
   ) {
+    this.thumbsOf = info;
     this.tokens = Tokens.of(source, info.id, info.revision, info.tokens, false);
     this.memory =
       info.memory_tokens === null ? null : Tokens.of(source, info.id, info.revision, info.memory_tokens, true);
@@ -52,6 +54,7 @@ export class OpenRun {
   inherit(before: OpenRun): void {
     this.portraits = before.portraits;
     this.thumbBytes = before.thumbBytes;
+    this.thumbsOf = before.thumbsOf;
     for (let i = 0; i < Math.min(before.tokens.length, this.tokens.length); i++) {
       this.tokens.texts[i] = before.tokens.texts[i];
       this.tokens.kinds[i] = before.tokens.kinds[i];
@@ -92,6 +95,7 @@ export class OpenRun {
   async loadThumbs(): Promise<boolean> {
     const { bytes, estimate } = await this.source.thumbs(this.asked, this.rev);
     this.thumbBytes = bytes;
+    this.thumbsOf = this.info;
     return estimate;
   }
 
@@ -101,9 +105,14 @@ export class OpenRun {
     return this.thumbBytes.subarray(start, start + THUMB * THUMB);
   }
 
+  // The layer as it was when its thumbnails were made.
+  thumbOf(layer: number): LayerInfo {
+    return this.thumbsOf.layers[layer] ?? this.layer(layer);
+  }
+
   // How many of the 64 bins the map fills, each way.
   thumbSize(layer: number): [number, number] {
-    const { queries, keys } = this.layer(layer);
+    const { queries, keys } = this.thumbOf(layer);
     return [queries, keys].map((n) => Math.ceil(n / 2 ** Math.max(0, Math.ceil(Math.log2(n / THUMB))))) as [
       number,
       number,

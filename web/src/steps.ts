@@ -4,7 +4,7 @@ import { onChange } from "./changes";
 import { copyShown } from "./clipboard";
 import { css, show, signedColor } from "./colors";
 import type { Context } from "./context";
-import { debounced, el } from "./dom";
+import { debounced, el, problem } from "./dom";
 import { type StepsColumn, type StepsTable, sentence } from "./source";
 
 const FOLD = 64;
@@ -59,7 +59,10 @@ export class StepsView {
       if (now === this.asked) this.draw(table);
     } catch (error) {
       if (now === this.asked)
-        this.empty(sentence(error), this.context.curable(error) ? ["Retry", () => this.context.retry()] : null);
+        this.empty(
+          problem(sentence(error)),
+          this.context.curable(error) ? ["Retry", () => this.context.retry()] : null,
+        );
     } finally {
       clearTimeout(spinner);
       if (now === this.asked) this.node.classList.remove("loading");
@@ -83,7 +86,7 @@ export class StepsView {
     return button;
   }
 
-  private empty(text: string, action: [string, () => void] | null = null): void {
+  private empty(text: string | Node, action: [string, () => void] | null = null): void {
     this.drawn = null;
     this.node.replaceChildren(
       el(

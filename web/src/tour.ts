@@ -31,8 +31,7 @@ const STOPS: Stop[] = [
     panel: "centre",
     title: "The map of the open head",
     text: "Queries go down, keys across. Point at a cell to read it, click to pin it, Esc to release it. Scroll to zoom, drag to move.",
-    touch:
-      "Queries go down, keys across. Tap a cell to read it, tap it again to pin it. + and − zoom, two fingers move the map.",
+    touch: "Tap a cell to read it, tap it again to pin it. + and − zoom, two fingers move the map.",
   },
   {
     at: ".text-frame",

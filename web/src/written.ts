@@ -3,7 +3,7 @@
 import type { components } from "./api";
 import { onChange } from "./changes";
 import type { Context } from "./context";
-import { el, retryButton } from "./dom";
+import { el, problem, retryButton } from "./dom";
 import { sentence } from "./source";
 import { visible } from "./tokens";
 import { asked, sent } from "./why";
@@ -65,7 +65,7 @@ export class WrittenView {
       this.draw();
       if (found.writing) this.timer = window.setTimeout(() => void this.load(), EVERY);
     } catch (error) {
-      this.about.replaceChildren(`${sentence(error)} `);
+      this.about.replaceChildren(problem(sentence(error)), " ");
       if (this.context.curable(error)) this.about.append(retryButton(() => this.context.retry()));
     }
   }

@@ -51,6 +51,17 @@ describe("an open run", () => {
     ]);
   });
 
+  test("keeps thumbnails at the length of the run they were made of, until those of the grown one are there", async () => {
+    const thumbs = async () => ({ bytes: new Uint8Array(2 * 64 * 64), estimate: false });
+    const before = run([layer(0, { queries: 6, keys: 6 })], { thumbs });
+    await before.loadThumbs();
+    const after = run([layer(0, { queries: 16, keys: 16 })], { thumbs });
+    after.inherit(before);
+    expect(after.thumbSize(0)).toEqual([6, 6]);
+    await after.loadThumbs();
+    expect(after.thumbSize(0)).toEqual([16, 16]);
+  });
+
   test("calls layers and heads by the model's own numbers", () => {
     const open = run([layer(0, { number: 3, numbers: [5, 7] })]);
     expect(open.name(0, 1)).toBe("layer 3 head 7");

@@ -109,11 +109,11 @@ class JobQueue:
         self._ending = False
 
     def put(self, request: Asked) -> Job:
-        """Take a request; the same one twice is one job."""
+        """Take a request; the same one twice is one job, unless the first was taken back and has still to end."""
         id = request.id
         with self._lock:
             known = self.by_id.get(id)
-            if known is not None and not known.over:
+            if known is not None and not known.over and not known.cancelled.is_set():
                 return known
             waiting = [job for job in self.by_id.values() if job.state == "queued"]
             if len(waiting) >= self.limit:
@@ -263,6 +263,8 @@ def performer(models: Models, grown: Callable[[Run], None]) -> Perform:
             shutil.rmtree(folder, ignore_errors=True)
 
         def growing(seen: Seen) -> None:
+            if job.cancelled.is_set():
+                raise Cancelled
             for name in seen.layers:
                 seen.shares(name)  # read now, by the thread that also writes: later the files may be newer
             run = as_run(job.id, seen, cleanup=cleanup)

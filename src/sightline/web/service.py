@@ -146,7 +146,11 @@ class Service:
 
     def close_run(self, id: str) -> None:
         """Close a run or take its job back, and drop what was kept of it."""
-        if id in self.library or id not in self.jobs.by_id:
+        job = self.jobs.by_id.get(id)
+        if job is not None and not job.over:
+            self.jobs.cancel(id)  # before its folder goes: what it misses there is no failure
+            self.library.discard(id)
+        elif id in self.library or job is None:
             self.library.close(id)  # says if there is none
         self._drop(id)
 
