@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -178,6 +178,48 @@ def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, add: Add) -> N
     assert switch.inner_text() == f"first token {share} %: shown"
     assert page.locator(".top-keys tbody tr").first.get_attribute("data-t") == "0"
     assert (np.array(page.evaluate(THUMB, "head-0-0")).reshape(20, 20, 4)[:, 0, 3] > 0).all()
+
+
+def test_what_is_pinned_alone_says_what_it_looks_at_most(visit: Visit, add: Add) -> None:
+    run = sink_run()
+    add(run)
+    page = visit.open(f"#run={run.id}&L=0&H=1&q=12")
+    sink, before = run.account["only"].tile(slice(None), slice(None))[0]
+    most = {
+        "H=1&q=12": f"word12 (12) looks most at word11 (11): {before[12, 11]:.3f}",
+        "H=1&q=12,13": f"word12 (12) + word13 (13) look most at word11 (11): {before[12:14, 11].sum():.3f}",
+        "H=0&q=12": f"word12 (12) looks most, after the first token, at word5 (5): {sink[12, 5]:.3f}",
+        "H=0&q=12&aside=0": f"word12 (12) looks most at word0 (0): {sink[12, 0]:.3f}",
+        "H=1&k=7": f"of all, word8 (8) looks most at word7 (7): {before[8, 7]:.3f}",
+        "H=1&q=12&k=11": f"word12 (12) looks at word11 (11): {before[12, 11]:.3f}",
+    }
+    for address, said in most.items():
+        page.evaluate("address => { location.hash = address; }", f"run={run.id}&L=0&{address}")
+        visit.until(f"{SAID} === '{said}'")
+    page.locator(".t[data-t='3']").hover()
+    visit.until(f"{SAID} === 'word3 (3) looks most at word2 (2): {before[3, 2]:.3f}'")
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_text_sets_nothing_aside_where_the_head_does_not(visit: Visit, add: Add, memory: bool) -> None:
+    """One row may give the first token much while the head as a whole does not: then no switch shows."""
+    torch.manual_seed(3)
+    given = sights(16)
+    if memory:
+        model = torch.nn.TransformerDecoderLayer(16, 2, 32, batch_first=True).eval()
+        with torch.no_grad(), sl.watch(model, keep_qk=True, stats=("entropy", "received")) as seen:
+            model(6 * torch.randn(1, 16, 16), 6 * torch.randn(1, 9, 16))
+        given = cast(Sights, seen)
+    run = make_run(given, words(16))
+    layer = 1 if memory else 0
+    first = run.account[run.layers[layer].name].tile(slice(None), slice(0, 1))[0, :, :, 0]
+    head, query = next((h, q) for h in range(2) for q in range(1, 16) if first[h].mean() < 0.3 < first[h, q] < 0.99)
+    add(run)
+    page = visit.open(f"#run={run.id}&L={layer}&H={head}&q={query}")
+    page.wait_for_selector(".top-keys tbody tr")
+    assert page.locator(".aside-switch").is_hidden()
+    assert "aside" not in page.locator(".text .about").inner_text()
+    assert page.locator(".top-keys [data-t='0']").count() == 1
 
 
 def test_texts_read_as_they_were_typed(visit: Visit, add: Add) -> None:

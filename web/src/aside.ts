@@ -3,6 +3,8 @@
 import { onChange } from "./changes";
 import type { Context } from "./context";
 import { el } from "./dom";
+import type { OpenRun } from "./run";
+import type { Shade } from "./state";
 
 // From which share on the first token is set aside.
 export const SINK = 0.3;
@@ -11,6 +13,14 @@ const LEAST = 1e-4; // where less is left, there is nothing to see beside it
 // What a row leaves for the others; all of it where nothing is to be set aside.
 export function left(first: number): number {
   return first > 0 && 1 - first > LEAST ? 1 - first : 1;
+}
+
+// What the first token takes of a head, where that is so much that every view sets it aside; else 0. Rollout goes through
+// all heads: there it is what they give it in the mean.
+export function setAside(run: OpenRun, layer: number, head: number, shade: Shade | null = null): number {
+  if (run.reading || layer >= run.info.layers.length) return 0;
+  const share = shade === "rollout" ? run.sinkOfAll : run.sink(layer, head);
+  return share > SINK ? share : 0;
 }
 
 // A byte of a thumbnail is a logarithm: to divide a weight is to add to its byte.
@@ -57,20 +67,23 @@ export class AsideSwitch {
 
   constructor(private context: Context) {
     this.node.addEventListener("click", () => context.store.push({ aside: !context.state.aside }));
-    context.store.on(["layer", "head", "aside"], () => this.draw());
+    context.store.on(["layer", "head", "shade", "aside"], () => this.draw());
     onChange(context.run, () => this.draw());
     onChange(context.portraits, () => this.draw());
   }
 
   private draw(): void {
     const run = this.context.run.value;
-    const { layer, head, aside } = this.context.state;
-    const share = run && !run.reading && layer < run.info.layers.length ? run.sink(layer, head) : 0;
-    this.node.hidden = share <= SINK;
+    const { layer, head, shade, aside } = this.context.state;
+    const own = run ? setAside(run, layer, head) : 0;
+    const all = run && shade === "rollout" ? setAside(run, layer, head, shade) : 0;
+    this.node.hidden = !own && !all;
     this.node.setAttribute("aria-pressed", String(aside));
-    this.node.textContent = `first token ${Math.round(100 * share)} %: ${aside ? "set aside" : "shown"}`;
+    const share = `first token ${Math.round(100 * (own || all))} %${own ? "" : " of all heads"}:`;
+    this.node.replaceChildren(el("span", {}, share), " ", el("span", {}, aside ? "set aside" : "shown"));
+    const where = [own ? "Links, Text and thumbnails" : "", all ? "rollout" : ""].filter(Boolean).join(", and ");
     this.node.title = aside
-      ? "Links, Text, rollout and thumbnails leave the first token out and show the rest as if it were all; click to show it"
-      : "Links, Text, rollout and thumbnails show the first token as all others; click to set it aside";
+      ? `${where}: the first token is left out, and the rest shown as if it were all; click to show it`
+      : `${where}: the first token is shown as all others; click to set it aside`;
   }
 }

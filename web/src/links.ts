@@ -1,6 +1,6 @@
 // Two columns of tokens and lines between them, as wide and as dark as the weight. Short texts whole, long ones in part.
 
-import { left, SINK } from "./aside";
+import { left, setAside } from "./aside";
 import { onChange } from "./changes";
 import { css, paper, show } from "./colors";
 import type { Context } from "./context";
@@ -165,7 +165,7 @@ export class Links {
     this.about.textContent = whole
       ? `the ${TOP} strongest keys of every query, from ${least} up${signed}`
       : `tokens ${this.first.toLocaleString("en")} to ${(this.stop - 1).toLocaleString("en")} of ${info.queries.toLocaleString("en")}, around the pinned query; farther keys as chips`;
-    const sink = this.context.state.aside && !run.reading && run.sink(layer, head) > SINK ? run.sink(layer, head) : 0;
+    const sink = this.context.state.aside ? setAside(run, layer, head) : 0;
     if (sink) this.about.append(`; the first token, ${Math.round(100 * sink)} %, is set aside: lines show the rest`);
     const now = ++this.asked;
     const floor = run.source.floor?.(layer, head, run.asked) ?? info.floor;

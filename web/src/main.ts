@@ -1,11 +1,9 @@
 // The page: header, Heads, the centre with its tabs, Text; and the keyboard.
 
-import { AsideSwitch } from "./aside";
 import { onChange } from "./changes";
 import "leaflet/dist/leaflet.css";
 import "./style.css";
 import { copied } from "./clipboard";
-import { show, showAbout } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
 import { debounced, el, retryButton } from "./dom";
@@ -18,8 +16,8 @@ import { MapCentre } from "./mapcentre";
 import type { MapView } from "./mapview";
 import { NoticeLine } from "./notice";
 import { Rail } from "./rail";
-import { aimWords, verb } from "./readings";
 import { readFirst, reportNote } from "./reportnote";
+import { Saying } from "./saying";
 import { type Shortcuts, shortcuts } from "./shortcuts";
 import { sentence } from "./source";
 import { bare, NAMES, type Panel, VIEWS, type View } from "./state";
@@ -34,8 +32,7 @@ class App {
   private context = new Context();
   private live = el("div", { class: "visually-hidden", attrs: { "aria-live": "polite", role: "status" } });
   private notice = new NoticeLine(this.context);
-  private aside = new AsideSwitch(this.context);
-  private sentence = el("p", { class: "sentence", attrs: { id: "sentence" } });
+  private saying = new Saying(this.context);
   private say = debounced(300, (text: string) => (this.live.textContent = text));
   private help = new Help(() => this.tour.start(), this.context.way === null && this.context.source.live);
   private tour = new Tour(
@@ -95,7 +92,7 @@ class App {
       "main",
       { class: "main" },
       el("h1", { class: "visually-hidden" }, "Sightline explorer"),
-      el("div", { class: "sentence-line" }, this.sentence, this.aside.node),
+      this.saying.node,
       this.why.node,
       handle,
       this.heads.node,
@@ -157,49 +154,6 @@ class App {
     onChange(context.run, (run) => this.root.classList.toggle("empty", !run));
     onChange(context.busy, (busy) => this.root.classList.toggle("busy", busy));
     context.store.on(["view"], () => this.showView());
-    const tell = debounced(30, () => void this.state());
-    context.store.on(["layer", "head", "q", "k", "run"], tell);
-    onChange(context.hover, tell);
-    onChange(context.tokens, tell);
-    onChange(context.portraits, tell);
-    onChange(context.again, tell);
-  }
-
-  // they (10) looks at kids (2): 0.814 layer 3 head 1
-  private async state(): Promise<void> {
-    const { context } = this;
-    const run = context.run.value;
-    const { layer, head, q, k } = context.state;
-    if (!run || layer >= run.info.layers.length) return;
-    const hover = context.hover.value;
-    const queries = hover?.q !== null && hover?.q !== undefined ? [hover.q] : q;
-    const key = hover?.k ?? (hover?.q !== null && hover?.q !== undefined && hover.from !== "map" ? null : k);
-    const where = el("span", { class: "where" }, run.name(layer, head));
-    const keys = run.keyTokens(layer);
-    const parts: Node[] = [];
-    queries.slice(0, 4).forEach((query, i) => {
-      if (i) parts.push(document.createTextNode(" + "));
-      parts.push(...run.tokens.placed(query));
-    });
-    if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
-    if (key !== null && key < keys.length)
-      parts.push(document.createTextNode(verb(run.info.of, queries.length === 1)), ...keys.placed(key));
-    if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
-    const weight = el("b", { class: "weight" });
-    this.sentence.replaceChildren(el("span", { class: "link" }, ...parts, weight), " ", where);
-    if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {
-      try {
-        const row = await run.row(layer, head, queries);
-        const held = queries.map((query) => context.source.held?.(layer, head, query, key, run.asked));
-        if (!weight.isConnected || held.includes(null)) return; // a report does not hold every weight
-        weight.before(": "); // no colon where no number follows
-        if (run.info.of === "influence" && run.info.aim)
-          weight.after(el("span", { class: "aim" }, ` ${aimWords(run.info.aim)}`));
-        weight.textContent = held.every((one) => !one || one.exact) ? show(row[key]) : showAbout(row[key]);
-      } catch {
-        // the sentence stands without its number
-      }
-    }
   }
 
   private tab(view: View): HTMLElement {

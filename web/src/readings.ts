@@ -172,6 +172,14 @@ export function verb(of: string, single: boolean): string {
   return single ? " looks at " : " look at ";
 }
 
+// The same of the strongest of all; `after` that of the first token, which is set aside.
+export function mostOf(of: string, single: boolean, after: boolean): string {
+  const most = after ? "most, after the first token," : "most";
+  if (of === "norms") return `${single ? " carries" : " carry"} ${most} from `;
+  if (of === "influence") return `, ${most} from `;
+  return `${single ? " looks" : " look"} ${most} at `;
+}
+
 function same(a: unknown, b: unknown): boolean {
   return JSON.stringify(a) === JSON.stringify(b);
 }

@@ -133,6 +133,15 @@ export class OpenRun {
     return this.measure(layer, head, "first") ?? 0;
   }
 
+  // The same of all heads in the mean, but for those that look at a memory.
+  get sinkOfAll(): number {
+    const own = this.info.layers.filter((layer) => !layer.cross);
+    const shares = own.flatMap(({ index, heads }) =>
+      Array.from({ length: heads }, (_, head) => this.sink(index, head)),
+    );
+    return shares.length ? shares.reduce((a, b) => a + b, 0) / shares.length : 0;
+  }
+
   // What a portrait lists: the server says what there is, and how it is called.
   get measures(): Measure[] {
     return this.portraits?.measures ?? [];

@@ -1,6 +1,6 @@
 // How strongly every token is shaded, by what, and in words. No element in here.
 
-import { left, SINK } from "./aside";
+import { left } from "./aside";
 import type { Shade } from "./state";
 
 const LEAST = 0.06;
@@ -21,13 +21,12 @@ export class Shading {
   constructor(
     readonly values: Float32Array | null,
     readonly of: Chosen,
-    aside = true,
+    readonly aside = false, // whether the first token is, by the rule of all views
   ) {
     if (!values) return;
     for (const value of values) if (Math.abs(value) > 0) this.total += Math.abs(value);
     // Else texts of causal models look blank: nearly all goes to their first token.
-    const much = this.firstShare > SINK && left(this.firstShare) < 1;
-    this.skipsFirst = aside && of.shade !== "looked" && much && values.length > 2;
+    this.skipsFirst = aside && of.shade !== "looked" && left(this.firstShare) < 1 && values.length > 2;
     for (let i = this.skipsFirst ? 1 : 0; i < values.length; i++)
       if (Math.abs(values[i]) > this.most) this.most = Math.abs(values[i]);
   }

@@ -1,5 +1,6 @@
 // The Text panel: the text shaded by what a token looks at, who looks at it, what it received, or rollout.
 
+import { setAside } from "./aside";
 import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context, Hover } from "./context";
@@ -92,6 +93,7 @@ export class TextView {
       else if (state.k !== before.k && state.k !== null) this.body.reveal(state.k, state.q.at(-1));
     });
     onChange(context.again, () => void this.load());
+    onChange(context.portraits, () => this.shading.aside !== this.aside && void this.load());
     onChange(context.dark, () => this.paint());
     new ResizeObserver(() => this.redraw()).observe(this.body.scroller);
     this.body.scroller.addEventListener("scroll", () => this.redraw());
@@ -102,6 +104,11 @@ export class TextView {
   private get elsewhere(): boolean {
     const { shade, layer } = this.shading.of;
     return (shade === "looks" || shade === "received") && Boolean(this.context.run.value?.layer(layer).cross);
+  }
+
+  private get aside(): boolean {
+    const { run, state } = this.context;
+    return state.aside && run.value !== null && setAside(run.value, state.layer, state.head, state.shade) > 0;
   }
 
   focus(): void {
@@ -162,7 +169,7 @@ export class TextView {
     clearTimeout(spinner);
     if (now !== this.asked) return;
     this.node.classList.remove("loading");
-    this.shading = new Shading(values, { shade, layer, q, k }, this.context.state.aside && !run.reading);
+    this.shading = new Shading(values, { shade, layer, q, k }, this.aside);
     this.node.classList.toggle("signed", run.reading?.signed === true && shade !== "rollout");
     const keys = run.keyTokens(layer);
     const words = this.shading.words(

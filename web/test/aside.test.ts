@@ -1,6 +1,8 @@
 import { describe, expect, test } from "vitest";
-import { left, withoutFirst } from "../src/aside";
+import { left, setAside, withoutFirst } from "../src/aside";
 import { thumbWeight } from "../src/colors";
+import type { Portraits } from "../src/source";
+import { layer, run } from "./samples";
 
 const code = (weight: number) => Math.round(2 + (Math.log(weight / 1e-7) / -Math.log(1e-7)) * 253);
 
@@ -10,6 +12,22 @@ describe("the first token set aside", () => {
     expect(left(0)).toBe(1);
     expect(left(1)).toBe(1);
     expect(left(0.99999)).toBe(1);
+  });
+
+  test("is that of which the whole head gives it much, and for rollout all heads that are no memory's", () => {
+    const open = run([layer(0), layer(1), layer(2, { cross: true })]);
+    expect(setAside(open, 0, 0)).toBe(0); // nothing is known yet
+    const heads = [
+      [{ first: 0.2 }, { first: 0.31 }],
+      [{ first: 0.6 }, { first: 0.4 }],
+      [{ first: 0 }, { first: 0.3 }],
+    ];
+    open.portraits = { heads } as unknown as Portraits;
+    expect([0, 1].map((head) => setAside(open, 0, head))).toEqual([0, 0.31]);
+    expect(setAside(open, 2, 1)).toBe(0);
+    expect(setAside(open, 0, 0, "rollout")).toBeCloseTo(1.51 / 4);
+    expect(setAside(open, 0, 0, "looks")).toBe(0);
+    expect(setAside(open, 9, 0)).toBe(0);
   });
 
   test("raises each row of a thumbnail of single keys by its own share", () => {

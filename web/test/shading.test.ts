@@ -15,8 +15,8 @@ describe("shading", () => {
     expect(shading.strength(9)).toBe(0);
   });
 
-  test("sets the first token aside where it takes over 30 %, and says so", () => {
-    const shading = new Shading(Float32Array.of(0.6, 0.1, 0.3), LOOKS);
+  test("sets the first token aside where it is told to, whatever this row gives it, and says so", () => {
+    const shading = new Shading(Float32Array.of(0.6, 0.1, 0.3), LOOKS, true);
     expect(shading.skipsFirst).toBe(true);
     expect([0, 1, 2].map((i) => shading.strength(i))).toEqual([0, expect.closeTo((1 / 3) ** 0.6), 1]);
     expect(shading.words(name, name)).toBe("what “t3” looks at; first token 60 %, set aside");
@@ -24,9 +24,11 @@ describe("shading", () => {
     expect(shading.top(8)).toEqual([2, 1]);
     const shown = new Shading(Float32Array.of(0.6, 0.1, 0.3), LOOKS, false);
     expect([shown.skipsFirst, shown.strength(0), shown.ofRest(2), shown.top(1)]).toEqual([false, 1, null, [0]]);
-    const all = new Shading(Float32Array.of(1, 0, 0), LOOKS); // nothing is left to be seen beside it
+    const little = new Shading(Float32Array.of(0.2, 0.2, 0.6), LOOKS, true);
+    expect([little.strength(0), little.ofRest(2)]).toEqual([0, expect.closeTo(0.75)]);
+    const all = new Shading(Float32Array.of(1, 0, 0), LOOKS, true); // nothing is left to be seen beside it
     expect([all.skipsFirst, all.strength(0)]).toEqual([false, 1]);
-    const looked = new Shading(Float32Array.of(0.6, 0.1, 0.3), { ...LOOKS, shade: "looked" });
+    const looked = new Shading(Float32Array.of(0.6, 0.1, 0.3), { ...LOOKS, shade: "looked" }, true);
     expect(looked.skipsFirst).toBe(false);
     expect(looked.strength(0)).toBe(1);
   });
