@@ -132,14 +132,15 @@ export function withMarks(
   return [...found.filter(free), ...kept];
 }
 
-// A strip beside an axis: one shade per pixel, the mean of what lies behind it.
+// A strip beside an axis: one bar per pixel, the mean of what lies behind it; below 0 it has a colour of its own.
 export function drawStrip(
   canvas: HTMLCanvasElement,
   sums: Float64Array | null,
   grid: Grid,
   vertical: boolean,
   largest: number,
-  color: string,
+  above: string,
+  below: string,
 ): void {
   const ratio = window.devicePixelRatio || 1;
   const length = vertical ? grid.height : grid.width;
@@ -150,7 +151,6 @@ export function drawStrip(
     Math.round((vertical ? length : across) * ratio),
   );
   if (!sums || !largest) return;
-  context.fillStyle = color;
   const count = sums.length - 1;
   const [start, size] = vertical ? [grid.oy, grid.ch] : [grid.ox, grid.cw];
   const device = Math.round(length * ratio);
@@ -161,7 +161,8 @@ export function drawStrip(
     if (stop <= 0 || first >= count) continue;
     const [a, b] = [Math.max(first, 0), Math.min(stop, count)];
     const mean = (sums[b] - sums[a]) / (b - a);
-    const tall = Math.max(mean > 0 ? ratio : 0, Math.min(1, mean / largest) * deep);
+    const tall = Math.max(mean ? ratio : 0, Math.min(1, Math.abs(mean) / largest) * deep);
+    context.fillStyle = mean < 0 ? below : above;
     if (vertical) context.fillRect(deep - tall, i, tall, 1);
     else context.fillRect(i, deep - tall, 1, tall);
   }
