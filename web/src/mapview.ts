@@ -119,7 +119,6 @@ export class MapView {
   }
 
   show(look: MapLook): void {
-    const before = this.look?.heads[0];
     this.look = look;
     this.painter.setScale(look.scale);
     const head = look.heads[0];
@@ -131,8 +130,7 @@ export class MapView {
     );
     this.grid.most = look.tiles;
     this.grid.floor = [Math.max(...floors.map((f) => f[0])), Math.max(...floors.map((f) => f[1]))];
-    if (!before || before.run !== head.run || before.layer !== head.layer || before.head !== head.head)
-      this.strips.load(head);
+    this.strips.load(look.heads);
     this.redraw();
   }
 
@@ -205,7 +203,7 @@ export class MapView {
     drawRows(this.rowBox, grid, head.run.tokens, marks);
     drawColumns(this.columnBox, grid, head.run.keyTokens(head.layer), marks);
     this.strips.draw(grid, look.scale.dark);
-    drawOverlay(this.overlay, grid, look, hovered);
+    drawOverlay(this.overlay, grid, look, hovered, this.camera.isWhole);
     this.mini.draw(grid, head, look.scale, this.camera.isWhole);
     this.status();
   }

@@ -3,8 +3,23 @@
 import { blank } from "./dom";
 import type { Cells, Grid } from "./grid";
 import type { MapLook } from "./mapview";
+import type { LayerInfo } from "./source";
 
-export function drawOverlay(canvas: HTMLCanvasElement, grid: Grid, look: MapLook, hovered: Cells | null): void {
+const LONG = 32; // up to as many tokens the cells themselves are seen on every screen
+const SEEN = 8; // from as many pixels on they are seen on a longer map as well, when one has come near
+
+// On a whole map by its length alone, so that every screen shows the same; nearer, while cells are small.
+export function hasDiagonal({ cross, queries, keys }: LayerInfo, whole: boolean, cell: number): boolean {
+  return !cross && Math.max(queries, keys) > LONG && (whole || cell < SEEN);
+}
+
+export function drawOverlay(
+  canvas: HTMLCanvasElement,
+  grid: Grid,
+  look: MapLook,
+  hovered: Cells | null,
+  whole: boolean,
+): void {
   const ratio = window.devicePixelRatio || 1;
   const context = blank(canvas, Math.round(grid.width * ratio), Math.round(grid.height * ratio));
   context.save();
@@ -14,7 +29,7 @@ export function drawOverlay(canvas: HTMLCanvasElement, grid: Grid, look: MapLook
   context.clip();
   const head = look.heads[0];
   const layer = head?.run.layer(head.layer);
-  if (look.diagonal && layer && !layer.cross && grid.cw < 8)
+  if (look.diagonal && layer && hasDiagonal(layer, whole, grid.cw))
     diagonal(context, grid, layer.keys - layer.queries, look.scale.dark);
   for (const q of look.q) band(context, grid, q, true, look.scale.dark);
   if (look.k !== null) band(context, grid, look.k, false, look.scale.dark);
