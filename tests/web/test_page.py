@@ -228,7 +228,7 @@ def test_two_queries_are_the_sum_of_their_rows(visit: Visit, live: Live) -> None
     page.wait_for_selector(".about >> text=they + left")
     assert "q=10,11" in page.url
     sum_of_both = weight(live, 3, 1, 10, 2) + weight(live, 3, 1, 11, 2)
-    shown = page.locator(".top-keys tr", has_text="kids").locator(".number").inner_text()
+    shown = page.locator(".top-keys tr", has_text="kids").locator(".number").first.inner_text()
     assert float(shown) == pytest.approx(sum_of_both, abs=1e-3)
 
 
@@ -492,6 +492,8 @@ def test_type_a_text_and_run_it(browser: Browser) -> None:
         page.fill("textarea", "lion " * 3000)
         page.click(".composer button[type=submit]")
         page.wait_for_selector(".progress.problem >> text=too long for minilm")
+        said = page.locator(".progress.problem").inner_text()
+        assert "3,002 tokens; expected at most 512 tokens. Try: a part of it" in said
         page.click(".progress >> text=Dismiss")
         page.click("button[aria-label='close this run']")
         page.wait_for_selector(".composer.alone")
@@ -524,12 +526,12 @@ def test_a_text_beyond_the_limit_runs_and_the_page_says_what_made_room(browser: 
 
 def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
     """What is written is seen while it is written: here the model waits for the page."""
-    go, calls = threading.Event(), list[int]()
+    gates, calls = {6: threading.Event(), 10: threading.Event()}, list[int]()
 
     def held(*_: object) -> None:
         calls.append(1)
-        if len(calls) == 6:
-            go.wait(60)
+        if gate := gates.get(len(calls)):
+            gate.wait(60)
 
     with asking(browser, "smollm2") as (visit, service):
         assert service.models is not None
@@ -544,8 +546,12 @@ def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
             visit.until("document.querySelectorAll('.text-body .t').length > 0")
             before = page.locator(".text-body .t").count()
             assert service.library.listed()[0]["growing"]
-            go.set()
+            gates[6].set()
             visit.until(f"document.querySelectorAll('.text-body .t').length > {before}")
+            visit.rest()
+            listed = page.locator(".run-select option:checked").text_content() or ""
+            assert listed.endswith(f"({page.locator('.text-body .t').count()})"), "the list goes along"
+            gates[10].set()
             deadline = time.monotonic() + 60
             while service.library.listed()[0]["growing"] and time.monotonic() < deadline:
                 page.wait_for_timeout(50)
@@ -553,7 +559,8 @@ def test_a_generation_makes_the_map_grow(browser: Browser) -> None:
             visit.until(f"document.querySelectorAll('.text-body .t').length === {len(run.tokens)}")
             visit.settle()
         finally:
-            go.set()
+            for gate in gates.values():
+                gate.set()
             handle.remove()
         assert len(run.tokens) > before >= 9, "seen while it was written, not only at its end"
 
@@ -1054,6 +1061,11 @@ def test_a_difference_has_its_own_legend_and_export(visit: Visit, live: Live, tm
     assert legend.locator(".scalebar").inner_text() == "difference\n−0.8"
     assert legend.locator("input:visible").input_value() == "0.8"
     assert legend.locator("select").is_hidden(), "its colours are its own"
+    for name in ("entropy", "received"):
+        strip = page.locator(f".compare .strip.{name}")
+        assert (strip.get_attribute("title") or "").endswith(", L3 H1 − L3 H2: orange where the first has more")
+        red, blue = np.moveaxis(pixels(page, f".compare .strip.{name}"), -1, 0)[[0, 2]]
+        assert (red > blue + 40).any() or (blue > red + 40).any(), f"{name} is a difference too"
     assert legend.locator(".swatches").inner_text().split() == ["masked", "<", "±0.0010"]
     pale = "getComputedStyle(document.querySelectorAll('.compare .swatches .swatch')[1]).backgroundColor"
     assert page.evaluate(pale) == "rgb(243, 243, 243)"

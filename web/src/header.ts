@@ -6,7 +6,7 @@ import { Composer, EXAMPLE, type Order } from "./composer";
 import type { Context } from "./context";
 import { el, icon, shortened, svg } from "./dom";
 import { toCome, where } from "./orders";
-import { isRun, type Limits, type OrderInfo, type RunShort } from "./source";
+import { isRun, type Limits, type OrderInfo, type RunShort, whole } from "./source";
 import { Unseen } from "./unseen";
 
 export class Header {
@@ -159,7 +159,7 @@ export class Header {
         el(
           "option",
           { attrs: { value: r.id, selected: r.id === open?.id } },
-          `${r.model ?? "run"}: ${shortened(r.title, 40) || r.origin} (${r.tokens.toLocaleString("en")})`,
+          `${r.model ?? "run"}: ${shortened(r.title, 40) || r.origin} (${this.tokens(r).toLocaleString("en")})`,
         ),
       ),
     );
@@ -184,6 +184,12 @@ export class Header {
         el("option", { attrs: { value: i, selected: i === state.head } }, `Head ${number}`),
       ),
     );
+  }
+
+  // A run that is being written has more of them than when the list came.
+  private tokens(run: RunShort): number {
+    const open = this.context.run.value;
+    return open?.id === run.id ? open.info.tokens : run.tokens;
   }
 
   private async start(order: Order): Promise<void> {
@@ -288,9 +294,7 @@ export class Header {
         "aria-label": "progress of the run",
       },
     });
-    const problem = order.problem
-      ? `${order.problem.error}: ${order.problem.got}. Try: ${order.problem.try}`
-      : "the run was taken back";
+    const problem = order.problem ? whole(order.problem) : "the run was taken back";
     const dismiss = () => {
       this.progress.hidden = true;
     };

@@ -1,6 +1,6 @@
 // Waiting for an order: a run, a reading, effects. It is told how it goes; at the end it is there, failed, or taken back.
 
-import type { OrderInfo, Source } from "./source";
+import { type OrderInfo, type Source, whole } from "./source";
 
 export class TakenBack extends Error {
   override message = "it was taken back";
@@ -17,7 +17,7 @@ export function waitFor(source: Source, id: string, told: (order: OrderInfo) => 
     const close = source.events(id, (order) => {
       told(order);
       if (order.state === "done") done();
-      else if (order.state === "failed") failed(new Error(`${order.problem?.error}: ${order.problem?.got}`));
+      else if (order.state === "failed") failed(new Error(order.problem ? whole(order.problem) : "it failed"));
       else if (order.state === "cancelled") failed(new TakenBack());
     });
     leave = () => {

@@ -51,6 +51,12 @@ export interface Kept {
   written?: { prompt: number; tokens: Shapes["WrittenToken"][] };
 }
 
+// All that is known of a failure: what was met, what was expected, and what to do.
+export function whole({ error, expected, got, try: hint }: Problem): string {
+  const met = [got, expected && `expected ${expected}`].filter(Boolean).join("; ");
+  return `${error}${met ? `: ${met}` : ""}${hint ? `. Try: ${hint}` : ""}`;
+}
+
 // What the server said, or that there was none.
 export class Refused extends Error {
   constructor(

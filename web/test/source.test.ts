@@ -1,6 +1,6 @@
 import { describe, expect, test, vi } from "vitest";
 import { Carrier, type Model } from "../src/carrier";
-import { aborted, HttpSource, Later, Refused, sentence, type TileRef } from "../src/source";
+import { aborted, HttpSource, Later, Refused, sentence, type TileRef, whole } from "../src/source";
 
 const REF: TileRef = { run: "abc", rev: 2, layer: 3, head: 1, lq: 2, lk: 1, y: 4, x: 5, pool: "max" };
 
@@ -86,6 +86,12 @@ describe("the server's answers", () => {
 });
 
 describe("what goes wrong", () => {
+  test("of a run says the limit as well", () => {
+    const problem = { error: "too long", expected: "at most 512 tokens", got: "602 tokens", try: "a part of it" };
+    expect(whole(problem)).toBe("too long: 602 tokens; expected at most 512 tokens. Try: a part of it");
+    expect(whole({ error: "gone", expected: "", got: "", try: "" })).toBe("gone");
+  });
+
   test("is the server's own sentence, with what to try", async () => {
     const problem = { error: "too many texts wait", expected: "4", got: "5", try: "again later" };
     const { source } = answering(Response.json(problem, { status: 429, headers: { "retry-after": "7" } }));
