@@ -1,13 +1,15 @@
 // The Heads rail: every head as a thumbnail, ranked; the portrait of the one that is open, and those like it.
 
-import { SINK, withoutFirst } from "./aside";
+import { setAside, withoutFirst } from "./aside";
 import { onChange } from "./changes";
-import { css, rampColor, show, thumbTable, thumbWeight } from "./colors";
+import { css, rampColor, thumbTable, thumbWeight } from "./colors";
 import type { Context } from "./context";
 import { el } from "./dom";
 import { extra, filled, said, written } from "./measures";
 import { type OpenRun, THUMB } from "./run";
+import { shift } from "./shift";
 import type { Measure } from "./source";
+import { summary } from "./summary";
 
 // "interest", "layer", or the name of a measure.
 type Order = string;
@@ -38,6 +40,7 @@ export class Heads {
   private listed: [number, number][] = [];
   private cursor = 0;
   private unseen = false; // the open head is yet to be brought into view
+  private ranked = ""; // the run of which it was
   private explained = new Set<string>(); // measures whose meaning is shown
 
   constructor(private context: Context) {
@@ -57,7 +60,8 @@ export class Heads {
     this.grid.addEventListener("pointerleave", () => (this.preview.hidden = true));
     this.grid.addEventListener("keydown", (event) => this.key(event));
     this.grid.addEventListener("focus", () => this.mark());
-    onChange(context.run, () => {
+    onChange(context.run, (run) => {
+      this.unseen ||= run !== null && run.id !== this.ranked;
       this.offer();
       this.draw();
     });
@@ -69,8 +73,15 @@ export class Heads {
     context.store.on(["map", "scale", "lo", "hi", "aside"], () => this.draw());
     context.store.on(["layer", "head"], () => {
       this.mark();
+      if (!this.grid.matches(":hover")) this.reveal(); // nothing moves away from the pointer
       this.drawPortrait();
     });
+    // A rail that is unfolded, or shown at last, is another list.
+    let wide = 0;
+    new ResizeObserver(([{ contentRect }]) => {
+      if (contentRect.width !== wide) this.reveal();
+      wide = contentRect.width;
+    }).observe(this.grid);
     onChange(context.link, () => this.drawPortrait());
     onChange(context.tokens, () => this.drawPortrait());
     this.rank("interest");
@@ -161,9 +172,18 @@ export class Heads {
     this.grid.replaceChildren(...rows);
     this.mark();
     this.drawPortrait();
-    const open = this.grid.querySelector<HTMLElement>("[aria-selected=true]");
-    if (this.unseen && open) this.grid.scrollTop = open.offsetTop - this.grid.offsetTop - this.grid.clientHeight / 2;
-    this.unseen = false;
+    if (!this.unseen) return;
+    this.reveal();
+    this.unseen = !run.portraits && this.order !== "layer"; // they are ranked anew when that is known
+    if (!this.unseen) this.ranked = run.id;
+  }
+
+  // The open head, in what scrolls: the grid, or on a phone all of the rail.
+  private reveal(): void {
+    const open = this.grid.querySelector("[aria-selected=true]");
+    if (!open || !this.grid.clientHeight) return;
+    const frame = this.grid.scrollHeight > this.grid.clientHeight ? this.grid : this.node;
+    frame.scrollTop += shift(frame.getBoundingClientRect(), open.getBoundingClientRect());
   }
 
   private cell(run: OpenRun, layer: number, head: number, i: number, table: Uint32Array, small: boolean): HTMLElement {
@@ -338,12 +358,9 @@ export function drawThumb(
 ): void {
   const [rows, columns] = run.thumbSize(layer);
   const whole = run.thumb(layer, head);
-  const first = run.sink(layer, head);
+  const first = aside ? setAside(run, layer, head) : 0;
   const single = columns === run.thumbOf(layer).keys;
-  const thumb =
-    whole && aside && !run.reading && first > SINK
-      ? withoutFirst(whole, [rows, columns], THUMB, first, single, thumbWeight)
-      : whole;
+  const thumb = whole && first ? withoutFirst(whole, [rows, columns], THUMB, first, single, thumbWeight) : whole;
   canvas.width = columns;
   canvas.height = rows;
   if (!thumb) return;
@@ -356,27 +373,4 @@ export function drawThumb(
   for (let y = 0; y < rows; y++)
     for (let x = 0; x < columns; x++) pixels[y * columns + x] = table[thumb[y * THUMB + x]];
   canvas.getContext("2d")!.putImageData(image, 0, 0);
-}
-
-// One sentence about a head, as one would say it.
-export function summary(run: OpenRun, layer: number, head: number, link: [number, number, number] | null): string {
-  const value = (name: string) => run.measure(layer, head, name);
-  const [focus, first, previous, induction] = [value("focus"), value("first"), value("previous"), value("induction")];
-  const kind =
-    (first ?? 0) > 0.5
-      ? "on the first token"
-      : (previous ?? 0) > 0.4
-        ? "previous-token"
-        : (induction ?? 0) > 0.4
-          ? "induction"
-          : (focus ?? 0) > 0.5
-            ? "focused"
-            : "broad";
-  const parts = [`${run.layer(layer).queries.toLocaleString("en")} tokens, ${kind}`];
-  const [entropy, spread] = [value("entropy"), value("spread")];
-  if (entropy !== null && spread !== null) parts[0] += `: entropy ${entropy.toFixed(1)} of ${spread.toFixed(1)}`;
-  if (first !== null) parts.push(`${Math.round(100 * first)}\u00a0% first token`);
-  if (link)
-    parts.push(`strongest “${run.tokens.name(link[0])}” → “${run.keyTokens(layer).name(link[1])}” ${show(link[2])}`);
-  return parts.join("; ");
 }

@@ -1,6 +1,6 @@
 import { describe, expect, test, vi } from "vitest";
-import { summary } from "../src/heads";
 import type { Portraits } from "../src/source";
+import { summary } from "../src/summary";
 import { layer, run } from "./samples";
 
 const MEASURES = {
