@@ -163,6 +163,49 @@ def test_the_open_head_is_in_view_among_many(visiting: Open) -> None:
     visit.until("location.hash.includes('L=35&H=4')")
 
 
+@pytest.mark.parametrize("screen", [{}, LAPTOP, PHONE], ids=["desktop", "laptop", "phone"])
+def test_the_head_of_an_address_is_in_view_in_its_rank(visiting: Open, screen: dict[str, Any]) -> None:
+    run = make_run(sights(16, layers=12, heads=9), words(16))
+    listed = visiting(run, "L=0&H=0&q=12&k=3").page.locator(".heads-grid .head")
+    last = listed.last.get_attribute("id") or ""
+    _, layer, head = last.split("-")
+    visit = visiting(run, f"L={layer}&H={head}&q=12&k=3", "heads" if screen is PHONE else "", **screen)
+    page, frame = visit.page, ".heads" if screen is PHONE else ".heads-grid"
+    page.wait_for_selector(f"#{last}[aria-selected=true]", state="attached")
+    assert page.evaluate(WITHIN, [f"#{last}", frame])
+    if screen is LAPTOP:
+        page.click(".rail-handle")
+        visit.rest()
+        assert page.evaluate(WITHIN, [f"#{last}", frame]), "unfolded it is another list"
+    page.click("[data-order=focus]")
+    visit.rest()
+    top = "document.querySelector('.heads-grid').scrollTop"
+    if not screen:
+        page.evaluate(f"{top} = 0")
+    page.click("[data-order=previous]")
+    visit.rest()
+    assert screen or page.evaluate(top) == 0, "a ranking is read from its top"
+
+
+def test_a_phone_keeps_what_is_said_low_and_its_maps_high(visiting: Open) -> None:
+    """The switch of the first token stands beside the sentence; over two maps there are two rows of choices."""
+    run = make_run(sights(4), words(4))  # the first of four tokens takes much of any causal head
+    visit = visiting(run, f"L=0&H=0&q=3&k=2&view=compare&with={run.id},0,1", "more", **PHONE)
+    page = visit.page
+    page.wait_for_selector(".aside-switch:not([hidden])")
+    height = "document.querySelector('{}').getBoundingClientRect().height"
+    assert page.evaluate(height.format(".sentence-line")) <= 54
+    assert page.evaluate(WITHIN, [".aside-switch", ".sentence-line"])
+    assert page.evaluate(height.format(".compare-bar")) <= 120
+    for choice in page.locator(".compare-bar button, .compare-bar select").all():
+        box = choice.bounding_box()
+        assert box is not None
+        assert box["x"] >= 8
+        assert box["x"] + box["width"] <= 382
+        assert box["height"] >= 44
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_phone_shows_all_it_has_to_say(visiting: Open) -> None:
     """All strongest keys; the tab that is open; a button that stays off the edges; a map that is not covered."""
     run = make_run(sights(600), words(600))
