@@ -35,7 +35,7 @@ def apply(acts: list[Act], attended: Attended, real: Tensor | None) -> Edited:
         row = None
         if attended.watched:
             row = rows_only(call) if attended.row is None else attended.row
-        in_pieces = pieces.cut(block, out, row)
+        in_pieces = pieces.cut(block, out, row, attended.fresh)
         if in_pieces is None:
             out = block.put(out, block.output(), block.touched(inputs))
         else:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sightline.backends import cpu_bands, passes
 from sightline.backends.derivatives import no_forward, no_second
+from sightline.backends.nonfinite import transformed
 from sightline.editing.cells import Picked, Uncut
 from sightline.lens.levels import Levels
 from sightline.lens.rows import output_and_rows
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 # Cells of the touched rows from which on pieces are faster than their map, and more pieces than are worth a call each.
 SMALL, MOST = 1 << 20, 64
+# What some heads are added up in, in float32: as many are done at once.
+BYTES = 1 << 27
 # Beyond these an lse is too coarse to join pieces by: what it lacks is measured.
 _COARSE = {torch.float64: 1e5, torch.float32: 64.0}
 _COARSE_IN_HALF = 4096.0
@@ -57,31 +60,76 @@ class Cut(NamedTuple):
     touched: Tensor | None = None  # `[members, heads, rows]`: which rows are meant, where that is not all of them
 
 
-def cut(block: Block, out: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+def cut(block: Block, out: Tensor, row: Tensor | None, fresh: bool = False) -> tuple[Tensor, Tensor | None] | None:
     """The output of a call, and the lse of its keys if that is given, with the rows of a block done again.
 
-    None if the edits of the block are others than cuts, or are sooner done on their map.
+    None if the edits of the block are others than cuts, or are sooner done on their map. `fresh`: the output is
+    nobody else's, and may be written into.
     """
     cuts = plan(block)
     if cuts is None:
         return None
     call = block.call
-    out = out.clone()  # gradients flow through what is written into it
+    learns = torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in (out, call.q, call.k, call.v, call.sinks)
+    )
+    if learns or transformed() or not fresh:
+        out = out.clone()  # gradients flow through what is written into it
     row = None if row is None else row.clone()
-    for one in cuts:
-        part = _selected(call, one)
-        recipe = _Recipe(part.replace(q=None, k=None, v=None, sinks=None), one, call.sizes.queries)
-        with torch.autocast(call.device.type, enabled=False):
-            new, lse = _Cut.apply(part.q, part.k, part.v, part.sinks, recipe)
-        at = _index(one, call)
-        if one.touched is not None:
-            marks = one.touched.to(call.device)
-            new = torch.where(marks[..., None], new, out[at])
-            lse = lse if row is None else torch.where(marks, lse.to(row.dtype), row[at])
-        out[at] = new.to(out.dtype)
-        if row is not None:
-            row[at] = lse.to(row.dtype)
+    parts = cuts if learns else [part for one in cuts for part in _divided(one, call)]
+    coarse = [_put(one, call, out, row, None if learns else False) for one in parts]
+    # All is on its way before anybody waits for a GPU's answer.
+    if not learns and coarse and bool(torch.stack(coarse).any()):
+        for one, is_coarse in zip(parts, coarse, strict=True):
+            if bool(is_coarse):
+                _put(one, call, out, row, True)
     return out, row
+
+
+def _put(one: Cut, call: Call, out: Tensor, row: Tensor | None, measured: bool | None) -> Tensor:
+    """Do the rows of a cut, and put them where they belong; whether some lse was too coarse to join pieces by."""
+    part = _selected(call, one)
+    recipe = _Recipe(part.replace(q=None, k=None, v=None, sinks=None), one, call.sizes.queries, measured)
+    with torch.autocast(call.device.type, enabled=False):
+        new, lse, coarse = _Cut.apply(part.q, part.k, part.v, part.sinks, recipe)
+    at = _index(one, call)
+    if one.touched is not None:
+        marks = one.touched.to(call.device)
+        new = torch.where(marks[..., None], new.to(out.dtype), out[at])
+        lse = lse if row is None else torch.where(marks, lse.to(row.dtype), row[at])
+    out[at] = new.to(out.dtype)
+    if row is not None:
+        row[at] = lse.to(row.dtype)
+    return coarse
+
+
+def _divided(one: Cut, call: Call) -> Iterator[Cut]:
+    """The same, so many members and heads at a time that what they are added up in fits into memory."""
+    members, heads, groups = len(one.members), len(one.heads), call.sizes.groups
+    count = max(1, BYTES // max(1, (one.rows.stop - one.rows.start) * call.sizes.value_dim * 4))
+    if count >= heads:
+        width, height = heads, min(members, count // heads)
+    else:
+        # Heads that share keys stay together, or are divided evenly.
+        width, height = count - count % groups if count >= groups else _divisor(groups, count), 1
+    for i in range(0, members, height):
+        for j in range(0, heads, width):
+            yield _part(one, slice(i, min(i + height, members)), slice(j, min(j + width, heads)))
+
+
+def _divisor(number: int, most: int) -> int:
+    return next(n for n in range(most, 0, -1) if number % n == 0)
+
+
+def _part(one: Cut, members: slice, heads: slice) -> Cut:
+    """Some members and heads of a cut."""
+    if (members, heads) == (slice(0, len(one.members)), slice(0, len(one.heads))):
+        return one
+    mask = one.mask
+    if mask is not None and not mask.is_positional:
+        mask = Picked.of(mask, *(list(range(some.start, some.stop)) for some in (members, heads)))
+    touched = None if one.touched is None else one.touched[members, heads]
+    return one._replace(members=one.members[members], heads=one.heads[heads], mask=mask, touched=touched)
 
 
 def plan(block: Block) -> list[Cut] | None:
@@ -215,6 +263,7 @@ class _Recipe(NamedTuple):
     call: Call
     cut: Cut
     queries: int  # of the whole call
+    measured: bool | None  # whether what each lse lacks is measured; None: where one is coarse
 
     def pieces(self) -> Iterator[tuple[Piece, Piece]]:
         """Rows and keys that one call of the kernel takes."""
@@ -253,15 +302,43 @@ def _under_diagonal(rows: slice, run: slice, offset: int) -> list[tuple[slice, s
     ]
 
 
-def _number(part: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """The output of a piece, its lse, and what that lacks."""
+def _number(part: Call, measured: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The output of a piece, its lse, and what that lacks, if that is to be measured."""
     out, number = output_and_rows(part, "auto")
-    coarse = (number.abs() > _COARSE.get(part.q.dtype, _COARSE_IN_HALF)) & number.isfinite()
-    rest = torch.zeros_like(number)
-    if bool(coarse.any()):
-        levels = Levels(part, number)
-        rest = levels.rest(slice(0, part.sizes.queries)) if levels.any() else rest
-    return out, number, rest
+    if not measured:
+        return out, number, None
+    levels = Levels(part, number)
+    return out, number, levels.rest(slice(0, part.sizes.queries)) if levels.any() else None
+
+
+def _coarse(number: Tensor, dtype: torch.dtype) -> Tensor:
+    return (number.abs() > _COARSE.get(dtype, _COARSE_IN_HALF)) & number.isfinite()
+
+
+def _added(q: Tensor, k: Tensor, v: Tensor, recipe: _Recipe, measured: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The pieces of some rows joined: the output, the largest lse of a piece, and the sum that belongs to it."""
+    s, dtype = recipe.call.sizes, recipe.call.replace(q=q).compute_dtype
+    shape = (*s.batch, s.heads, s.queries)
+    found: tuple[Tensor, Tensor, Tensor] | None = None
+    parts = list(recipe.parts(q, k, v))
+    for part, rows, _ in parts:
+        new, number, rest = _number(part, measured)
+        if found is None and rows == slice(0, s.queries):
+            seen = (number != -torch.inf).to(dtype)
+            new = new if len(parts) == 1 else new.to(dtype)
+            found = new, number.to(dtype), seen if rest is None else seen * rest.exp()
+        else:
+            if found is None:
+                largest = torch.full(shape, -torch.inf, dtype=dtype, device=q.device)
+                out = torch.zeros(*shape, s.value_dim, dtype=dtype, device=q.device)
+                found = out, largest, torch.zeros_like(largest)
+            out, largest, sums = found
+            join(out[..., rows, :], largest[..., rows], sums[..., rows], new, number, rest)
+        del new  # which is large: it gives way to the next
+    if found is None:
+        nothing = torch.full(shape, -torch.inf, dtype=dtype, device=q.device)
+        return q.new_zeros(*shape, s.value_dim), nothing, torch.zeros_like(nothing)
+    return found
 
 
 class _Cut(torch.autograd.Function):
@@ -270,25 +347,23 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, recipe: _Recipe
-    ) -> tuple[Tensor, Tensor]:
-        s, dtype = recipe.call.sizes, recipe.call.replace(q=q).compute_dtype
-        shape = (*s.batch, s.heads, s.queries)
-        out = torch.zeros(*shape, s.value_dim, dtype=dtype, device=q.device)
-        largest = torch.full(shape, -torch.inf, dtype=dtype, device=q.device)
-        sums = torch.zeros_like(largest)
-        for part, rows, _ in recipe.parts(q, k, v):
-            join(out[..., rows, :], largest[..., rows], sums[..., rows], *_number(part))
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out, largest, sums = _added(q, k, v, recipe, bool(recipe.measured))
+        # A piece whose lse is far below the largest one has no part in a row, however coarse it is.
+        coarse = _coarse(largest, q.dtype).any()
+        if recipe.measured is None and bool(coarse):
+            out, largest, sums = _added(q, k, v, recipe, True)
         number = total = torch.where(sums > 0, largest + sums.log(), largest)
         if sinks is not None:
-            out, total = cpu_bands.with_sinks(sinks, out, number)
+            out, total = cpu_bands.with_sinks(sinks, out.to(number.dtype), number)
         out = out.to(q.dtype)
         ctx.recipe = recipe
         ctx.save_for_backward(q, k, v, sinks, out, total)
-        ctx.mark_non_differentiable(number)
-        return out, number
+        ctx.mark_non_differentiable(number, coarse)
+        return out, number, coarse
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple:
         return (*_CutBackward.apply(grad, *ctx.saved_tensors, ctx.recipe), None)
 
     @staticmethod

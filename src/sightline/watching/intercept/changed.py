@@ -39,6 +39,7 @@ def change(
     weights: Tensor | None = None,
     row: Tensor | None = None,
     sees: Tensor | None = None,
+    fresh: bool = False,
     by_hand: str = "",
     **more: Any,
 ) -> Edited:
@@ -56,7 +57,7 @@ def change(
             row = row.reshape(shape[:-1])
             row = row if sees is None else row.masked_fill(~sees.expand(row.shape), -torch.inf)
         found = who.edit(
-            Attended(call, out.reshape(shape), first_query, first_key, weights, row, who.watching, by_hand)
+            Attended(call, out.reshape(shape), first_query, first_key, weights, row, who.watching, fresh, by_hand)
         )
         return found._replace(out=found.out.reshape(out.shape))
 

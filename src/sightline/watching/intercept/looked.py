@@ -35,6 +35,7 @@ class Attended(NamedTuple):
     weights: Tensor | None = None  # the map, where the model asked for it
     row: Tensor | None = None  # the numbers of its rows, where they are known
     watched: bool = True  # whether somebody wants the account of it
+    fresh: bool = False  # whether the output is nobody else's yet, and may be written into
     by_hand: str = ""  # "plain" or "dropped" where it is written by hand: what is known are its scores and values
 
 

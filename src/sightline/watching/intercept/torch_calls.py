@@ -90,7 +90,7 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     first = position(who, queries, keys, said, first)
     edited, meant = None, (mask, bias, given.get("scale"), first, first_key)
     if who.editing:
-        edited = change(who, q, k, v, out, *meant, row=lse, sees=sees, dropout=given.get("dropout_p", 0.0))
+        edited = change(who, q, k, v, out, *meant, row=lse, sees=sees, fresh=True, dropout=given.get("dropout_p", 0.0))
         out = edited.out
     heads = Heads(out, v, heads_first) if who.deep else None
     if not tell(who, edited, first, first_key, heads):
@@ -167,7 +167,7 @@ def _told(who: Audience, call: Call, out: Tensor, row: Tensor, first_query: int,
         more: dict[str, Any] = {"softcap": call.softcap, "sinks": call.sinks, "dropout": call.dropout}
         more["normalizer"] = call.normalizer.name
         options = (call.mask, call.bias, call.scale, first_query, first_key)
-        edited = change(who, call.q, call.k, call.v, out, *options, row=row, **more)
+        edited = change(who, call.q, call.k, call.v, out, *options, row=row, fresh=True, **more)
         out = edited.out
     heads = Heads(out, call.v, heads_first) if who.deep else None
     if not tell(who, edited, first_query, first_key, heads):
