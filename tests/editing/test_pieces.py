@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import edit_precision
 import sightline as sl
 from sightline.editing import pieces
+from sightline.editing.edit_mode import EditMode
+from sightline.watching.intercept import torch_calls
 
 
 class Attends(torch.nn.Module):
@@ -191,6 +194,54 @@ def test_the_map_of_a_long_cut_is_never_there(monkeypatch):
         edits.cut(keys=slice(100, 1100))
         model(q, q, q).sum().backward()
     assert largest <= 3072 * 3072 * 4 / 8
+
+
+class Torchs(torch.nn.Module):
+    """One call of torch's own attention."""
+
+    def forward(self, q, k, v, causal=True):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
+ALL = {
+    "all heads": ([{"keys": slice(3, 9)}], False),
+    "each head its own": ([{"keys": slice(h, h + 5), "heads": [h]} for h in range(4)], False),
+    "each example its own": ([{"keys": 2, "examples": [0]}, {"keys": [0, 7], "examples": [1]}], False),
+    "not all heads": ([{"keys": slice(3, 9), "heads": [0, 1, 2]}], True),
+    "few rows": ([{"keys": slice(3, 9), "queries": slice(-5, None)}], True),
+    "rows in between": ([{"keys": slice(3, 9), "queries": slice(0, 20)}], True),
+    "late keys": ([{"keys": slice(20, 22)}], True),
+    "a rule": ([{"mask": sl.window(3)}], True),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize(
+    "name, queries",
+    [(name, n) for name, (cuts, _) in ALL.items() for n in (29, 17) if n == 29 or not {"queries", "mask"} & {*cuts[0]}],
+)
+def test_the_models_kernel_runs_only_if_something_of_it_is_left(name, queries, causal, monkeypatch):
+    monkeypatch.setattr(pieces, "SMALL", 0)
+    cuts, runs = ALL[name]
+    q, k, v = (torch.randn(2, h, n, d) for h, n, d in ((4, queries, 8), (2, 29, 8), (2, 29, 8)))
+    calls = []
+    real = F.scaled_dot_product_attention
+
+    def counted(*args, **options):
+        calls.append(args)
+        return real(*args, **options)
+
+    visible = ~hidden(cuts, 2, 4, queries, 29) & (torch.ones(queries, 29, dtype=torch.bool).tril() if causal else True)
+    monkeypatch.setitem(EditMode.handlers, real, lambda func, *rest: torch_calls.sdpa(counted, *rest))
+    model = Torchs()
+    with torch.no_grad(), sl.edit(model) as edits:
+        for cut in cuts:
+            edits.cut(**cut)
+        out = model(q, k, v, causal)
+    expected = sl.attention(q.double(), k.double(), v.double(), mask=sl.dense(visible), backend="reference")
+    assert (out - expected).abs().max() < 2e-6
+    if causal and queries == 29:
+        assert bool(calls) == runs
 
 
 @pytest.mark.parametrize("queries", [slice(-128, None), slice(None)], ids=["a rectangle", "full height"])

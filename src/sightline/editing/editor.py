@@ -223,7 +223,7 @@ class Editor:
             check_by_hand(name, acts, attended.by_hand)
         edits = [act.edit for act in acts]
         if not acts:
-            return Edited(attended.out, attended.weights)
+            return Edited(attended.given, attended.weights)
         again = torch._C._current_graph_task_id() != -1
         if in_checkpoint():
             self._check_again(name, [edit for editor, _ in editing for edit in editor.list], again)

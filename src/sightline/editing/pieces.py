@@ -6,6 +6,7 @@ A cut by a rule is one piece, and the rule stays a rule. Memory is linear in the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sightline.editing.maps import Block
     from sightline.editing.plan import Act
     from sightline.masks import Mask
+    from sightline.watching.intercept.looked import Attended
 
 # Cells of the touched rows from which on pieces are faster than their map, and more pieces than are worth a call each.
 SMALL, MOST = 1 << 20, 64
@@ -40,16 +42,18 @@ class Cut(NamedTuple):
     touched: Tensor | None = None  # `[members, heads, rows]`: which rows are meant, where that is not all of them
 
 
-def cut(block: Block, out: Tensor, row: Tensor | None, fresh: bool = False) -> tuple[Tensor, Tensor | None] | None:
+def cut(block: Block, attended: Attended, row: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
     """The output of a call, and the lse of its keys if that is given, with the rows of a block done again.
 
-    None if the edits of the block are others than cuts, or are sooner done on their map. `fresh`: the output is
-    nobody else's, and may be written into.
+    None if the edits of the block are others than cuts, or are sooner done on their map.
     """
     cuts = plan(block)
     if cuts is None:
         return None
-    call = block.call
+    call, given, fresh = block.call, attended.out, attended.fresh
+    if given is None and (left := _left(cuts, call)) is not None:
+        cuts, given = cuts + left, _empty(call)
+    out = attended.given if given is None else given
     learns = torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in (out, call.q, call.k, call.v, call.sinks)
     )
@@ -64,6 +68,26 @@ def cut(block: Block, out: Tensor, row: Tensor | None, fresh: bool = False) -> t
             if bool(is_coarse):
                 _put(one, call, out, row, True)
     return out, row
+
+
+def _left(cuts: list[Cut], call: Call) -> list[Cut] | None:
+    """The rows above those of some cuts, if these take the lower half or more of all heads.
+
+    The model's own kernel need not run then: what it gave of all rows would be thrown away but for these.
+    """
+    s = call.sizes
+    every = sum(len(one.members) * len(one.heads) for one in cuts) == math.prod(s.batch) * s.heads
+    if not every or any(
+        one.touched is not None or one.rows.stop < s.queries or one.rows.start > s.queries // 2 for one in cuts
+    ):
+        return None
+    return [one._replace(rows=slice(0, one.rows.start), runs=[slice(0, s.keys)]) for one in cuts if one.rows.start]
+
+
+def _empty(call: Call) -> Tensor:
+    """Memory for an output; its axes lie there as those of the queries do, as torch's kernels have it."""
+    s, q = call.sizes, call.q
+    return torch.empty_like(q if s.value_dim == s.dim else q[..., :1].expand(*q.shape[:-1], s.value_dim))
 
 
 def _put(one: Cut, call: Call, out: Tensor, row: Tensor | None, measured: bool | None) -> Tensor:
