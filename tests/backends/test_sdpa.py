@@ -178,3 +178,19 @@ def test_gradcheck_with_the_seed_held():
         return sl.attention(*tensors, dropout=0.4, backend="sdpa")
 
     assert torch.autograd.gradcheck(f, (q, k, v))
+
+
+@pytest.mark.parametrize("dim", [8, 12])
+def test_flash_on_a_gpu_is_given_the_tensors_themselves(dim, monkeypatch):
+    """Its heads are multiples of 8; a padding by nothing would copy all keys and values."""
+    given = []
+    monkeypatch.setattr(
+        torch.ops.aten,
+        "_scaled_dot_product_flash_attention",
+        lambda *args, **options: given.extend(args[:3]) or (args[0], args[0][..., 0]),
+    )
+    q, k, v = torch.randn(3, 1, 2, 5, dim)
+    ready = sdpa._Ready(q, k, v, None, False, False)
+    out, _ = sdpa._cuda_flash(ready, 1.0)
+    assert out.shape == q.shape
+    assert [new is old for new, old in zip(given, (q, k, v))] == [dim % 8 == 0] * 3

@@ -379,9 +379,9 @@ def _cuda_cudnn(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _cuda_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
-    width = ready.q.shape[-1]
-    # As SDPA itself does: the kernel wants heads in multiples of 8.
-    q, k, v = (F.pad(t, (0, -width % 8)) for t in (ready.q, ready.k, ready.v))
+    q, k, v, width = ready.q, ready.k, ready.v, ready.q.shape[-1]
+    if width % 8:  # the kernel wants a multiple, as SDPA itself gives it; padding by nothing would be a copy
+        q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, ready.causal, False, scale=scale)
     return out[..., :width], lse
 

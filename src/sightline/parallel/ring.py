@@ -132,16 +132,17 @@ def _part(part: Call, layout: Layout, rows: Piece, columns: Piece) -> tuple[Tens
     return out, number, rest
 
 
-def join(out: Tensor, largest: Tensor, sums: Tensor, new: Tensor, number: Tensor, rest: Tensor) -> None:
+def join(out: Tensor, largest: Tensor, sums: Tensor, new: Tensor, number: Tensor, rest: Tensor | None) -> None:
     """Join a block with what was there, in place. A row that saw nothing has the number -inf and the sum 0."""
     level = torch.maximum(largest, number)
     # -inf - -inf is NaN.
     base = level.masked_fill(level == -torch.inf, 0.0)
     before = sums * (largest - base).exp()
-    added = (number - base + rest).exp()
+    added = (number - base if rest is None else number - base + rest).exp()
     total = before + added
     some = total.masked_fill(total == 0, 1.0)
-    out.mul_((before / some)[..., None]).add_(new.to(out.dtype) * (added / some)[..., None])
+    # Outputs are large: half precision is read as it is, and nothing of their size is made.
+    out.mul_((before / some)[..., None]).addcmul_(new, (added / some)[..., None])
     sums.copy_(total)
     largest.copy_(level)
 

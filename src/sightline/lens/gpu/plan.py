@@ -1,8 +1,12 @@
-"""The pass by the Triton kernel: which jobs it can do, and how a call is put to it."""
+"""The pass by the Triton kernel: which jobs it can do, and how a call is put to it.
+
+`SIGHTLINE_KERNELS=torch` leaves everything to torch's operations.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -65,6 +69,7 @@ def for_kernels(call: Call) -> bool:
         and 0 < s.dim <= 256
         and min(s.heads, s.queries, s.keys, *s.batch) > 0
         and math.prod(s.batch) * s.heads <= _MAPS
+        and os.environ.get("SIGHTLINE_KERNELS") != "torch"
         and _has_triton()
     )
 
