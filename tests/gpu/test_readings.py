@@ -95,7 +95,8 @@ def test_readings_equal_the_reference(dtype, dim, value_dim, name, kernels):
     sight = sl.look(q, k, v, grad=g, mask=mask, stats=STATS)
     # g.o is of an output that has the digits of its dtype.
     check(sight, truth_of(q, k, v, g, mask=mask), 1e-4 if dtype == torch.float32 else 2e-2)
-    assert kernels
+    # Wider heads are left to torch's tiles.
+    assert bool(kernels) == (max(dim, value_dim) <= gpu_readings.WIDEST)
 
 
 @pytest.mark.parametrize(

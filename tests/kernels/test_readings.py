@@ -287,6 +287,13 @@ def test_they_can_be_switched_off(on_a_gpu, monkeypatch):
     asked_of(levels, extra)
 
 
+@pytest.mark.parametrize("dim, value_dim, takes", [(128, 128, True), (129, 16, False), (16, 136, False)])
+def test_wide_heads_are_never_launched(dim, value_dim, takes, on_a_gpu):
+    """What reads beyond a program's memory ends the process's use of its GPU: a trial of it would be too late."""
+    levels, extra, _ = a_pass(1, 1, 3, 4, dim=dim, value_dim=value_dim)
+    assert gpu_readings.takes(levels, extra) == takes
+
+
 def test_g_and_v_of_different_dtypes_go_to_the_walk(on_a_gpu):
     levels, extra, _ = a_pass(2, 1, 8, 9)
     assert not gpu_readings.takes(levels, extra._replace(grad=extra.grad.half()))

@@ -5,8 +5,8 @@ the other. Of a picture, a band is one line of pixels, or, where these are lower
 column has is added up by its program alone, in the order of the rows. What a pixel has comes from several programs: it
 is added as whole numbers of 64 bits (fixed point), or is a maximum: the same bits in any order.
 
-Limits: as `look`; values of up to 256, of the dtype of g; all numbers finite. Tested in Triton's interpreter (3.7), and
-not yet run on a GPU: on each machine it is tried before it is used (`lens/gpu/reading_trial.py`).
+Limits: as `look`; heads and values of up to 128 (`lens/gpu/readings.py` says why), values of the dtype of g; all
+numbers finite. On each machine it is tried before it is used (`lens/gpu/reading_trial.py`).
 """
 
 from __future__ import annotations

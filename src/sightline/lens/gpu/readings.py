@@ -1,8 +1,8 @@
 """The pass over readings by the Triton kernels: which part of a job they can do, and how a call is put to it.
 
 What they cannot do is done by torch's tiles: spans, shares of a rule, more than 32 keys, strongest keys under a bias
-that is a tensor, g and v of different dtypes, numbers that are not finite, and all that the kernels for weights cannot
-do. `SIGHTLINE_READINGS=torch` leaves everything to these.
+that is a tensor, g and v of different dtypes, heads or values wider than `WIDEST`, numbers that are not finite, and all
+that the kernels for weights cannot do. `SIGHTLINE_READINGS=torch` leaves everything to these.
 """
 
 from __future__ import annotations
@@ -27,14 +27,23 @@ if TYPE_CHECKING:
 
 Results = tuple[dict[Any, Any], dict[tuple, Tensor]]
 
+# Heads and values that are wider are left to torch's tiles. Two products of sixteen steps each need more registers for
+# addresses than there are, and ptxas 12.8 then takes one of the pooling product's from a register that holds something
+# else: reads beyond a program's memory, which end a process's use of its GPU, or wrong numbers.
+WIDEST = 128
+
 
 def takes(levels: Levels, extra: Extra) -> bool:
     """Whether the kernels may do a call at all; which part of a job they do says `split`."""
     v, grad = extra.v, extra.grad
     if os.environ.get("SIGHTLINE_READINGS") == "torch" or not gpu_plan.takes(levels):
         return False
+    if levels.call.sizes.dim > WIDEST:
+        return False
     return (
-        v is None or grad is None or (v.dtype == grad.dtype and 0 < v.shape[-1] <= 256 and v.dtype in gpu_plan.DTYPES)
+        v is None
+        or grad is None
+        or (v.dtype == grad.dtype and 0 < v.shape[-1] <= WIDEST and v.dtype in gpu_plan.DTYPES)
     )
 
 
