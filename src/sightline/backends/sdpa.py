@@ -276,7 +276,7 @@ def _prepare(call: Call) -> _Ready:
     if s.dim != s.value_dim and call.device.type == "cpu":
         # The fused CPU kernel wants values as wide as keys; zeros at the end change nothing.
         wide = max(s.dim, s.value_dim)
-        q, k, v = (_wider(t, wide - t.shape[-1]) for t in (q, k, v))
+        q, k, v = (F.pad(t, (0, wide - t.shape[-1])) for t in (q, k, v))
     shape = q.shape
     if call.device.type == "cpu" and table is None and not causal and not call.dropout and q.numel():
         q = packed(q, s.kv_heads)
@@ -355,11 +355,6 @@ def _kernel(ready: _Ready) -> Callable[[_Ready, float], tuple[Tensor, Tensor]] |
     return None
 
 
-def _wider(x: Tensor, by: int) -> Tensor:
-    """Zeros behind the last axis. Of none torch's own makes a copy: of q, k and v all that a long text has."""
-    return F.pad(x, (0, by)) if by else x
-
-
 def _additive(ready: _Ready) -> Tensor | None:
     """A table of booleans as what is added to the scores."""
     if ready.table is None or ready.table.dtype != torch.bool:
@@ -385,8 +380,8 @@ def _cuda_cudnn(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
 
 def _cuda_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
     width = ready.q.shape[-1]
-    # As SDPA itself does: the kernel wants heads in multiples of 8.
-    q, k, v = (_wider(t, -width % 8) for t in (ready.q, ready.k, ready.v))
+    # As SDPA itself does: the kernel wants heads in multiples of 8. A pad by nothing would be a copy.
+    q, k, v = (F.pad(t, (0, -width % 8)) if width % 8 else t for t in (ready.q, ready.k, ready.v))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, ready.causal, False, scale=scale)
     return out[..., :width], lse
 
@@ -396,7 +391,7 @@ def _cuda_efficient(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
     if table is not None:
         table = table.expand(*ready.q.shape[:-1], ready.k.shape[-2])
         # The kernel reads rows of the table in steps of 16 bytes.
-        table = _wider(table, -table.shape[-1] % 16)[..., : table.shape[-1]]
+        table = F.pad(table, (0, -s % 16))[..., :s] if (s := table.shape[-1]) % 16 else table
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         ready.q, ready.k, ready.v, table, True, 0.0, ready.causal, scale=scale
     )
