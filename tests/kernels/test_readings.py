@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import sightline as sl
 from sightline.backends import reference
 from sightline.backends.call import make_call
-from sightline.kernels import reading_columns, reading_edges
+from sightline.kernels import measure, reading_columns, reading_edges, row_stats
 from sightline.lens import plan
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.gpu import reading_trial, trial
@@ -235,6 +238,36 @@ def test_equal_cells_are_ranked_by_their_keys():
     keys, cells = both[0][sl.Top(6, of="influence")]
     assert keys[0, 0].tolist() == [[0, 1, 2, 3, 4, 5]] * 5
     assert (cells[0, 0, 0] > 0).tolist() == [True, False] * 3
+
+
+def test_memory_of_a_long_text(monkeypatch):
+    """All that is there at the same time, at 65,536 tokens; what kernels would write is not looked at."""
+    for module in (reading_columns, reading_edges, row_stats, measure):
+        monkeypatch.setattr(module, "launch", lambda *_, **__: None)
+    held, most = {}, [0]
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            for x in tree_leaves(found):
+                if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes():
+                    memory = x.untyped_storage()
+                    at = memory.data_ptr()
+                    if at not in held and at not in given:
+                        held[at] = memory.nbytes()
+                        weakref.finalize(memory, held.pop, at)
+            most[0] = max(most[0], sum(held.values()))
+            return found
+
+    q, k, v, g = (torch.zeros(1, 16, 65_536, 8, dtype=torch.float16, device=DEVICE) for _ in range(4))
+    given = {x.untyped_storage().data_ptr() for x in (q, k, v, g)}
+    call = make_call(q, k, v, mask=sl.causal())
+    numbers = torch.zeros(1, 16, 65_536, device=DEVICE)
+    requests = [sl.Received(of="influence", reduce="magnitude"), sl.Picture(512, 512, of="influence"),
+                sl.Top(4, of="influence")]  # fmt: skip
+    with Count():
+        assert gpu_readings.run(Levels(call, numbers), plan._plan(call, requests), Extra(v, g, numbers)) is not None
+    assert most[0] <= 106 << 20, most[0] >> 20  # 68 of it are results
 
 
 @pytest.fixture

@@ -127,16 +127,14 @@ def columns(
     }  # fmt: skip
     flat = [one_axis(x) for x in (q, reading.grad) if x is not None]
     at_a_time = maps if rows.in_place else max(1, min(at_once(x, rows) for x in flat) // len(flat))
+    strongest = None
     if bins is not None:
         at_a_time = min(at_a_time, triton.cdiv(_PROGRAMS, programs))
+        strongest = torch.empty(min(at_a_time, maps), bins.number, rows.total, dtype=torch.int32, device=device)
     for first in range(0, maps, at_a_time):
         some = min(at_a_time, maps - first)
-        strongest = None
-        if bins is not None:
-            size = (some, bins.number, rows.total)
-            # Of a stretch of one program all that is read is written.
-            make = torch.empty if bins.width == width else torch.zeros
-            strongest = make(size, dtype=torch.int32, device=device)
+        if bins is not None and strongest is not None and bins.width > width:
+            strongest.zero_()  # of a stretch of one program all that is read is written
         parts = [in_slots(x[first : first + some], rows, 0) for x in flat]
         fetches = [descriptor(x, rows, tiling.rows) for x in parts]
         given |= {"Q": parts[0], "Q_TMA": fetches[0], "STRONGEST": strongest, "first_map": first}
@@ -150,7 +148,7 @@ def columns(
             num_stages=tiling.stages,
         )
         if bins is not None and strongest is not None:
-            bins.take(first, strongest)
+            bins.take(first, strongest[:some])
     found = {name: x for name, x in (("sum", sums), ("magnitude", magnitudes)) if x is not None}
     if above is not None:
         found["max"] = _larger(above, below)
