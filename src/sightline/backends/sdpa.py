@@ -379,9 +379,9 @@ def _cuda_cudnn(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _cuda_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
-    q, k, v, width = ready.q, ready.k, ready.v, ready.q.shape[-1]
-    if width % 8:  # the kernel wants a multiple, as SDPA itself gives it; padding by nothing would be a copy
-        q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
+    width = ready.q.shape[-1]
+    # As SDPA itself does: the kernel wants heads in multiples of 8. A pad by nothing would be a copy.
+    q, k, v = (F.pad(t, (0, -width % 8)) if width % 8 else t for t in (ready.q, ready.k, ready.v))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, ready.causal, False, scale=scale)
     return out[..., :width], lse
 
@@ -391,7 +391,7 @@ def _cuda_efficient(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
     if table is not None:
         table = table.expand(*ready.q.shape[:-1], ready.k.shape[-2])
         # The kernel reads rows of the table in steps of 16 bytes.
-        table = F.pad(table, (0, -table.shape[-1] % 16))[..., : table.shape[-1]]
+        table = F.pad(table, (0, -s % 16))[..., :s] if (s := table.shape[-1]) % 16 else table
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         ready.q, ready.k, ready.v, table, True, 0.0, ready.causal, scale=scale
     )

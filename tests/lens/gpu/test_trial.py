@@ -267,7 +267,7 @@ def test_every_kernel_for_the_strongest_keys_is_tried(mask, monkeypatch):
     monkeypatch.setattr(top_keys, "launch", noted)
     levels, job = a_job(mask, requests=(sl.Top(5),))
     assert trial.passed(levels.call, job, gpu_plan.run, plan._by_walk)
-    assert launched >= {"_choose", "near", "_list", "gather", "_merge"}
+    assert launched >= {"_choose", "near", "fill_lists", "gather", "_merge"}
 
 
 def test_wrong_keys_of_right_weights_are_found_out():
