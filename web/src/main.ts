@@ -8,7 +8,7 @@ import { copied } from "./clipboard";
 import { show, showAbout } from "./colors";
 import { Compare } from "./compare";
 import { Context } from "./context";
-import { debounced, el, retryButton } from "./dom";
+import { debounced, el, forTouch, retryButton } from "./dom";
 import { ExportDialog } from "./export";
 import { Header } from "./header";
 import { Heads } from "./heads";
@@ -184,7 +184,7 @@ class App {
     if (queries.length > 4) parts.push(document.createTextNode(` + ${queries.length - 4} more`));
     if (key !== null && key < keys.length)
       parts.push(document.createTextNode(verb(run.info.of, queries.length === 1)), ...keys.placed(key));
-    if (!parts.length) parts.push(document.createTextNode("Point at the map or at a token."));
+    if (!parts.length) parts.push(document.createTextNode(forTouch("Point at the map or at a token.")));
     const weight = el("b", { class: "weight" });
     this.sentence.replaceChildren(el("span", { class: "link" }, ...parts, weight), " ", where);
     if (queries.length && key !== null && (run.layer(layer).exact || !context.source.live)) {

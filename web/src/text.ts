@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context, Hover } from "./context";
-import { clamp, debounced, eachFrame, el, icon, retryButton } from "./dom";
+import { clamp, debounced, eachFrame, el, forTouch, icon, retryButton } from "./dom";
 import { FindBar } from "./findbar";
 import { ImageView } from "./image";
 import { NAMES as READ } from "./readings";
@@ -22,6 +22,8 @@ const TABS: { shade: Shade; name: string; title: string }[] = [
   { shade: "received", name: "received", title: "how much every token received in this head" },
   { shade: "rollout", name: "rollout", title: "which tokens fed the chosen one, through all layers (R)" },
 ];
+
+const UNKEPT = "q and k were not kept: watch with keep_qk=True to see what a token looks at.";
 
 const CAPTIONS: Record<Shade, string> = {
   looks: "strongest keys",
@@ -53,7 +55,7 @@ export class TextView {
     });
     const against = (token: number) => this.shading.against(token);
     this.body = new TextBody(context, strength, (token) => this.find.has(token), against);
-    this.ruler = new Ruler(this.body.scroller, strength);
+    this.ruler = new Ruler(this.body.scroller, strength, against);
     const heading = el("h2", {}, "Text");
     this.image = new ImageView(context, heading);
     this.node = el(
@@ -171,7 +173,10 @@ export class TextView {
       run.layer(layer).cross,
     );
     const what = run.reading ? `${READ[run.info.of as Reading]}: ` : "";
-    this.about.replaceChildren(problem === null ? what + words : sentence(problem));
+    const unkept = !run.layer(layer).exact && this.context.source.live && (shade === "looks" || shade === "looked");
+    this.about.replaceChildren(
+      problem !== null ? sentence(problem) : unkept && !values ? UNKEPT : what + forTouch(words),
+    );
     if (problem !== null && this.context.curable(problem))
       this.about.append(
         " ",
@@ -222,7 +227,7 @@ export class TextView {
       const row = el(
         "tr",
         { attrs: { "data-t": i } },
-        el("td", { class: "place" }, i.toLocaleString("en")),
+        el("td", { class: "place" }, tokens.text(i) && i.toLocaleString("en")), // else its name is its place
         el("th", { attrs: { scope: "row" } }, tokens.element(i, 20)),
         el("td", { class: "bars" }, el("span", { class: "track" }, bar)),
         el("td", { class: "number" }, show(values[i])),

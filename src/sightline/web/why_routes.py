@@ -109,8 +109,7 @@ def add_why(api: APIRouter, service: Service) -> None:
         about, view = it.layer(layer), it.view(layer, head)
 
         def make() -> dict[str, Any]:
-            special = Special(it.special_queries(about), it.special_keys(about))
-            found = places.strong_links(view, special)
+            found = places.strong_links(view, Special.of(it, about))
             if q is not None and k is not None:
                 found = places.like(found, q, k, it.labels.texts, it.key_labels(about).texts)
             return {"links": [list(link) for link in found]}
