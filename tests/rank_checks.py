@@ -285,6 +285,33 @@ def check_the_same_bits_run_after_run(rank: int, size: int) -> None:
     assert all(torch.equal(pictures[0], one) for one in pictures)
 
 
+def check_nothing_goes_around_further_than_somebody_needs_it(rank: int, size: int) -> None:
+    """Keys and values end with the last rank that reads them; what is gathered for them goes home."""
+    passed: list[tuple[str, int]] = []
+    real = Ranks.rotate
+
+    def rotate(self: Ranks, step: str, tensors: Any, shapes: Any) -> Any:
+        passed.append((step.partition(",")[0], sum(tensor.numel() for tensor in tensors)))
+        return real(self, step, tensors, shapes)
+
+    Ranks.rotate = rotate
+    try:
+        q, k, v = (torch.randn(1, 2, 6, width, dtype=torch.float64, device=DEVICE) for width in (8, 8, 3))
+        sl.parallel.attention(q.requires_grad_(), k, v).sum().backward()
+        sl.parallel.observe(q.detach(), k, v, stats=("received", "entropy"))
+    finally:
+        Ranks.rotate = real
+    by_step: dict[str, int] = {}
+    for step, numbers in passed:
+        by_step[step] = by_step.get(step, 0) + numbers
+    keys, values, received = 2 * 6 * 8, 2 * 6 * 3, 2 * 6
+    assert by_step == {
+        "keys and values": 2 * (size - 1) * (keys + values),
+        "gradients": (size - 1) * (keys + values) + size * (keys + values),
+        "statistics": (size - 1) * keys + size * received,
+    }, by_step
+
+
 def check_torchs_own_ring_does_what_it_can(rank: int, size: int) -> None:
     used: list[str] = []
     real = torch_ring.run
