@@ -40,8 +40,7 @@ def run(model: str, folder: Path, todo: Sequence[Order], wanted: Wanted, driver:
         return
     began = not ray.is_initialized()
     if began:
-        quiet = {"logging_level": "ERROR", "log_to_driver": False, "include_dashboard": False}
-        ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers}), **quiet)
+        _join(ray, workers)
     try:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
@@ -61,6 +60,18 @@ def run(model: str, folder: Path, todo: Sequence[Order], wanted: Wanted, driver:
     finally:
         if began:
             ray.shutdown()
+
+
+def _join(ray: Any, workers: int) -> None:
+    """Be on the cluster that `ray start` began on this machine, or that RAY_ADDRESS names; else begin one."""
+    quiet = {"logging_level": "ERROR", "log_to_driver": False, "include_dashboard": False}
+    if not os.environ.get("RAY_ADDRESS"):
+        try:
+            ray.init(num_cpus=workers, **quiet)
+            return
+        except ValueError:  # one that is there has as many as it has
+            pass
+    ray.init(**quiet)
 
 
 @contextmanager
