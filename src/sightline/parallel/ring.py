@@ -47,19 +47,20 @@ class Layout(NamedTuple):
         """How many keys a rank holds."""
         return sum(piece.length for piece in self.keys[rank])
 
-    def around(self, what: str, tensors: list[Tensor], home: bool = False) -> Iterator[tuple[int, list[Tensor]]]:
-        """Tensors `[…, keys, …]` of each rank in turn, with its number; with `home` all are passed on once more.
+    def around(self, what: str, tensors: list[Tensor], home: int = 0) -> Iterator[tuple[int, list[Tensor]]]:
+        """Tensors `[…, keys, …]` of each rank in turn, with its number; the last `home` are passed on once more.
 
         They are the receiver's own: what it adds to them goes on with them. The axis of the keys is the last but one.
         """
-        size = self.ranks.size
+        size, steps = self.ranks.size, self.ranks.size - (not home)
         for step in range(size):
             source = self.ranks.source(step)
             yield source, tensors
-            if step < size - 1 or home:
+            if step < steps:
+                going = slice(None) if step < size - 1 else slice(len(tensors) - home, None)
                 coming = self.length(self.ranks.source(step + 1))
-                shapes = [(*t.shape[:-2], coming, t.shape[-1]) for t in tensors]
-                tensors[:] = self.ranks.rotate(f"{what}, step {step + 1} of {size - 1 + home}", tensors, shapes)
+                shapes = [(*t.shape[:-2], coming, t.shape[-1]) for t in tensors[going]]
+                tensors[going] = self.ranks.rotate(f"{what}, step {step + 1} of {steps}", tensors[going], shapes)
 
 
 class Rows(NamedTuple):
@@ -205,7 +206,7 @@ class _Backward(torch.autograd.Function):
         grad_q = torch.zeros(q.shape, dtype=dtype, device=q.device)
         grad_bias = torch.zeros_like(bias, dtype=dtype) if wants_bias and bias is not None else None
         sent = [k.contiguous(), v.contiguous(), *(torch.zeros(t.shape, dtype=dtype, device=q.device) for t in (k, v))]
-        around = layout.around("gradients, keys and values", sent, home=True)
+        around = layout.around("gradients, keys and values", sent, home=2)
         for source, (keys, values, grad_k, grad_v) in around:
             for rows in layout.own:
                 for columns in layout.keys[source]:
