@@ -23,7 +23,8 @@ from sightline.backends.derivatives import beyond_torchs_kernels, once
 from sightline.backends.empty_rows import blind_rows, find
 from sightline.backends.grouped_rows import HALF, packed, unpacked
 from sightline.backends.mask_cache import MOST, Kept
-from sightline.backends.nonfinite import nan_of_infinity, spoiled
+from sightline.backends.nonfinite import nan_of_infinity, spoiled, unreadable
+from sightline.backends.passes import COARSE
 from sightline.backends.plans import attend, is_new
 from sightline.masks import Band, Dense, Mask, Padding
 from sightline.masks.changes import may_keep
@@ -54,6 +55,8 @@ def refuses(call: Call) -> str | None:
     if call.bias is not None and not isinstance(call.bias, Tensor):
         return "SDPA would need this bias written out as queries x keys"
     mask = call.mask
+    if not plain and bias is not None and _loses_rows(call, bias):
+        return "SDPA's backward pass rounds the sum of rows that a bias moves by large numbers as a whole"
     if mask is None or isinstance(mask, (Dense, Padding)) or stretch(mask, call.sizes.queries, call.sizes.keys):
         return None
     if is_causal(call) and call.bias is None:
@@ -63,6 +66,15 @@ def refuses(call: Call) -> str | None:
     if is_causal(call):
         return "SDPA takes its causal flag or a bias, not both"
     return f"SDPA would need the mask {mask} written out as queries x keys"
+
+
+def _loses_rows(call: Call, bias: Tensor) -> bool:
+    """Whether torch's CPU kernel would get the gradients of some rows wrong: their lse says -1e9 and no more."""
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
+    if not learns or not bias.is_cpu or not bias.numel() or unreadable(bias):
+        return False
+    largest = bias.detach().amax(-1) if call.mask is None else bias.detach()
+    return bool((largest.isfinite() & (largest.abs() > COARSE[call.compute_dtype])).any())
 
 
 def stretch(mask: Any, queries: int, keys: int) -> tuple[int, int] | None:

@@ -172,7 +172,7 @@ class _Backward(torch.autograd.Function):
         grads = [torch.zeros_like(t, dtype=dtype) for t in (q, k, v)]
         for part, rows, columns in recipe.parts(q, k, v):
             some = (grad[..., rows, :], out[..., rows, :], total[..., rows])
-            found = passes.backward(part, 0, cpu_bands.can(part), *some, False)[:3]
+            found = passes.backward(part, 0, cpu_bands.can(part), *some, False, is_part=True)[:3]
             for whole, span, new in zip(grads, (rows, columns, columns), found, strict=True):
                 whole[..., span, :] += new
         grad_sinks = None

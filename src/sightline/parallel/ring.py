@@ -222,6 +222,7 @@ class _Backward(torch.autograd.Function):
                         out[..., here, :],
                         row[..., here],
                         grad_bias is not None,
+                        is_part=True,
                     )
                     grad_q[..., here, :] += found[0]
                     grad_k[..., columns.local, :] += found[1]
