@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -298,8 +299,10 @@ def _generate(
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
     stream, text = TextStream(writing.tokenizer, writing.ids), []
-    report(stage="reading the text", done=0, total=request.generate)
-    for i, (token,) in enumerate(new_tokens(model, [list(writing.ids)], writing, request.generate), start=1):
+    steps = iter(new_tokens(model, [list(writing.ids)], writing, request.generate))
+    with progress(model, report, "reading the text", lambda: None):
+        first = list(islice(steps, 1))  # the whole text is read before it
+    for i, (token,) in enumerate(chain(first, steps), start=1):
         if token in model.special.eos and i > len(request.begun):
             writing.tokens.pop()
             break
