@@ -221,7 +221,7 @@ def watched(
                 seen.backward(y)
         else:
             writing = Writing(tokenizer, ids, request.begun)
-            _generate(model, request, writing, seen, report, Peek(folder, growing, wait=0.0), pace)
+            _generate(model, request, writing, seen, report, Peek(folder, _telling(growing, writing), wait=0.0), pace)
     report(stage="finishing")
     return None if y is None else float(y.detach())
 
@@ -317,6 +317,18 @@ def _generate(
             if pace.stopped:
                 break
     seen.meta |= {"text": request.text + "".join(text) + stream.end(), "written": writing.about()}
+
+
+def _telling(growing: Callable[[Seen], None] | None, writing: Writing) -> Callable[[Seen], None] | None:
+    """The same, and every run that is handed out says what is written: its folder may be older than that."""
+    if growing is None:
+        return None
+
+    def told(there: Seen) -> None:
+        there.meta.setdefault("written", writing.about())
+        growing(there)
+
+    return told
 
 
 class Peek:
