@@ -20,6 +20,7 @@ from torch import Tensor
 from sightline.devices import find_device
 from sightline.editing import edit
 from sightline.errors import InputError
+from sightline.explore.aims import Aim
 from sightline.explore.changes import edits_of
 from sightline.explore.once_more import Report, attention_layers, each_layer
 from sightline.explore.reasons import left_out
@@ -167,11 +168,12 @@ def watched(
     growing: Callable[[Seen], None] | None = None,
     pace: Pace | None = None,
     target: Callable[[Any], Tensor] | None = None,
+    aim: Aim | None = None,
 ) -> float | None:
     """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile.
 
     `pace` is told of every token that is written, and may hold the next one back. With a target, also what mattered
-    for it; gives its number.
+    for it, kept under the words of its aim; gives its number.
     """
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
@@ -219,6 +221,8 @@ def watched(
                 report(stage="what mattered")
                 y = target(out)
                 seen.backward(y)
+                if aim is not None:
+                    seen.meta["mattered_for"] = {**vars(aim), "value": float(y.detach())}
         else:
             writing = Writing(tokenizer, ids, request.begun)
             _generate(model, request, writing, seen, report, Peek(folder, _telling(growing, writing), wait=0.0), pace)

@@ -112,6 +112,9 @@ def _is_exact(run: Run) -> bool:
 def _numbers(run: Run) -> dict[str, Any]:
     """What is known of the heads of a run, or of a reading of one."""
     about = readings.about(run)
+    own = None if run.base is None else run.base.meta.get("mattered_for")
+    if own is not None and about["aim"] is None:  # what it was watched for, as `sightline look --target` says
+        about |= {"aim": {name: own[name] for name in ("token", "than", "after")}, "value": own["value"]}
     most = None if run.base is None else readings.most(run)
     pictures = [
         np.stack([thumbs.thumb(run.view(layer.index, head).pyramid, most=most)[0] for head in range(layer.heads)])
