@@ -8,6 +8,7 @@ import { FindBar } from "./findbar";
 import { ImageView } from "./image";
 import { NAMES as READ } from "./readings";
 import { Ruler } from "./ruler";
+import type { OpenRun } from "./run";
 import { Shading } from "./shading";
 import { aborted, sentence } from "./source";
 import type { Shade } from "./state";
@@ -76,6 +77,7 @@ export class TextView {
     onChange(context.run, () => this.rebuild());
     onChange(context.tokens, () => {
       this.body.fill();
+      this.rename();
       this.drawTable();
       this.find.refresh();
     });
@@ -164,14 +166,7 @@ export class TextView {
     this.node.classList.remove("loading");
     this.shading = new Shading(values, { shade, layer, q, k }, this.context.state.aside && !run.reading);
     this.node.classList.toggle("signed", run.reading?.signed === true && shade !== "rollout");
-    const keys = run.keyTokens(layer);
-    const words = this.shading.words(
-      (i) => run.tokens.name(i),
-      (i) => keys.name(i),
-      run.layer(layer).cross,
-    );
-    const what = run.reading ? `${READ[run.info.of as Reading]}: ` : "";
-    this.about.replaceChildren(problem === null ? what + words : sentence(problem));
+    this.about.replaceChildren(problem === null ? this.words(run) : sentence(problem));
     if (problem !== null && this.context.curable(problem))
       this.about.append(
         " ",
@@ -180,6 +175,24 @@ export class TextView {
     this.about.classList.toggle("problem", problem !== null);
     this.paint();
     this.drawTable();
+  }
+
+  private words(run: OpenRun): string {
+    const { layer } = this.shading.of;
+    const keys = run.keyTokens(layer);
+    const words = this.shading.words(
+      (i) => run.tokens.name(i),
+      (i) => keys.name(i),
+      run.layer(layer).cross,
+    );
+    return (run.reading ? `${READ[run.info.of as Reading]}: ` : "") + words;
+  }
+
+  // The names of tokens may come after what they are shaded by.
+  private rename(): void {
+    const run = this.context.run.value;
+    if (run && this.shading.values && !this.about.classList.contains("problem"))
+      this.about.replaceChildren(this.words(run));
   }
 
   // What to shade by; null where nothing is chosen yet.
