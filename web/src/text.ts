@@ -8,6 +8,7 @@ import { FindBar } from "./findbar";
 import { ImageView } from "./image";
 import { NAMES as READ } from "./readings";
 import { Ruler } from "./ruler";
+import type { OpenRun } from "./run";
 import { Shading } from "./shading";
 import { aborted, sentence } from "./source";
 import type { Shade } from "./state";
@@ -78,6 +79,7 @@ export class TextView {
     onChange(context.run, () => this.rebuild());
     onChange(context.tokens, () => {
       this.body.fill();
+      this.rename();
       this.drawTable();
       this.find.refresh();
     });
@@ -166,17 +168,8 @@ export class TextView {
     this.node.classList.remove("loading");
     this.shading = new Shading(values, { shade, layer, q, k }, this.context.state.aside && !run.reading);
     this.node.classList.toggle("signed", run.reading?.signed === true && shade !== "rollout");
-    const keys = run.keyTokens(layer);
-    const words = this.shading.words(
-      (i) => run.tokens.name(i),
-      (i) => keys.name(i),
-      run.layer(layer).cross,
-    );
-    const what = run.reading ? `${READ[run.info.of as Reading]}: ` : "";
     const unkept = !run.layer(layer).exact && this.context.source.live && (shade === "looks" || shade === "looked");
-    this.about.replaceChildren(
-      problem !== null ? sentence(problem) : unkept && !values ? UNKEPT : what + forTouch(words),
-    );
+    this.about.replaceChildren(problem !== null ? sentence(problem) : unkept && !values ? UNKEPT : this.words(run));
     if (problem !== null && this.context.curable(problem))
       this.about.append(
         " ",
@@ -185,6 +178,24 @@ export class TextView {
     this.about.classList.toggle("problem", problem !== null);
     this.paint();
     this.drawTable();
+  }
+
+  private words(run: OpenRun): string {
+    const { layer } = this.shading.of;
+    const keys = run.keyTokens(layer);
+    const words = this.shading.words(
+      (i) => run.tokens.name(i),
+      (i) => keys.name(i),
+      run.layer(layer).cross,
+    );
+    return (run.reading ? `${READ[run.info.of as Reading]}: ` : "") + forTouch(words);
+  }
+
+  // The names of tokens may come after what they are shaded by.
+  private rename(): void {
+    const run = this.context.run.value;
+    if (run && this.shading.values && !this.about.classList.contains("problem"))
+      this.about.replaceChildren(this.words(run));
   }
 
   // What to shade by; null where nothing is chosen yet.

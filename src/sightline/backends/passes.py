@@ -17,7 +17,7 @@ from sightline.backends.tiles import Tile, bias_index, fold, row_numbers, scaled
 if TYPE_CHECKING:
     from sightline.backends.call import Call
 
-# Beyond this a row's number, rounded, no longer says what its weights sum to: a thousandth part of 2 ** 24, and of 2 ** 53.
+# Beyond this a row's number, rounded, no longer says closely enough what its weights sum to.
 COARSE = {torch.float32: 1e3, torch.float64: 1e9}
 # Scores of one step over all heads: 4 MiB in float32, so that a tile stays in the cache.
 _CELLS = 1 << 20

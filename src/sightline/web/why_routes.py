@@ -89,7 +89,10 @@ def add_why(api: APIRouter, service: Service) -> None:
         layer: Annotated[int, Query(ge=0)] = 0,
         least: Annotated[float, Query(gt=0, le=1)] = every_head.LEAST,
     ) -> Response:
-        """The strongest sources of a token, from one layer down, followed where a link has at least this weight."""
+        """The strongest sources of a token, from one layer down, followed where a link is strong enough.
+
+        Enough is at least this weight; of another reading this share of the largest in those rows.
+        """
         it = service.run(run)
         key = (it.key, "path", q, start, layer, least)
         work = service.slow(key, lambda: every_head.follow(it, q, start, least, layer))
