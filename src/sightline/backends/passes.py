@@ -66,6 +66,15 @@ def backward(
     return grad_q, grad_k, grad_v, grad_bias, grad_sinks
 
 
+def loses_rows(call: Call, bias: Tensor) -> bool:
+    """Whether torch's CPU kernel would get gradients of a call wrong: the lse of some rows says -1e9 and no more."""
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
+    if not learns or not bias.is_cpu or not bias.numel() or unreadable(bias):
+        return False
+    largest = bias.detach().amax(-1) if call.mask is None else bias.detach()
+    return bool((largest.isfinite() & (largest.abs() > COARSE[call.compute_dtype])).any())
+
+
 def _rest(call: Call, row: Tensor) -> Tensor | None:
     """What the number of every row lacks, where a row has one so large that rounding takes its digits; else None.
 
