@@ -375,9 +375,8 @@ def _cpu_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _cuda_cudnn(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        ready.q, ready.k, ready.v, None, True, 0.0, ready.causal, False, scale=scale
-    )
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, lse, *_ = kernel(ready.q, ready.k, ready.v, None, True, 0.0, ready.causal, False, scale=scale)
     return out, lse.squeeze(-1) if lse.dim() == 4 else lse
 
 
