@@ -529,12 +529,14 @@ def on_paper(results: Results) -> str:
         return table((), ())
     attention, both = (milliseconds / 1e3 for milliseconds in found)
     more = both - attention
-    sent = {"attention": heads * dim * 2 * 2, "statistics": heads * dim * 2 + heads * 4}
+    sent = {"attention": heads * dim * 2 * 2, "statistics": heads * dim * 2}
+    home = {"attention": 0, "statistics": heads * 4}
     said = (
         f"t₁ = {attention:.2f} s and s₁ = {more:.2f} s: one H200, N₁ = {tokens:,} tokens, {heads} heads of {dim}, "
         f"bfloat16 (`growth-gpu.json`: attention, and what observing adds). A token "
-        f"sends b = {sent['attention']:,} bytes of keys and values, or {sent['statistics']:,} of keys and what they "
-        f"received. B is taken as 450 GB/s (NVLink, in one machine) or 50 GB/s (a network of 400 Gbit/s). For "
+        f"sends b_kv = {sent['attention']:,} bytes of keys and values, or b_k = {sent['statistics']:,} of keys alone "
+        f"and b_r = {home['statistics']:,} of what they received, which goes home. B is taken as 450 "
+        f"GB/s (NVLink, in one machine) or 50 GB/s (a network of 400 Gbit/s). For "
         f"N = {wanted:,}:"
     )
     rows = []
@@ -542,7 +544,8 @@ def on_paper(results: Results) -> str:
         row = [name]
         for seconds, part in ((attention, "attention"), (more, "statistics")):
             computing = seconds * (wanted / tokens) ** 2 / devices
-            moving = 0.0 if bandwidth is None else (devices - 1) / devices * wanted * sent[part] / bandwidth
+            a_token = (devices - 1) / devices * sent[part] + home[part]
+            moving = 0.0 if bandwidth is None else wanted * a_token / bandwidth
             row += [f"{computing + moving:.3g} s", "" if bandwidth is None else f"{moving:.2f} s"]
         rows.append(tuple(row))
     return f"{said}\n\n{table(('devices', 'attention', 'of it transfers', 'statistics', 'of it transfers'), rows)}"

@@ -46,7 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seed() -> None:
     """The same random numbers whichever tests run, and in whichever order."""
     if torch.cuda.is_available():
-        torch.manual_seed(0)
+        try:
+            torch.manual_seed(0)
+        except RuntimeError as error:
+            # What the test that did it has said is not said again by all that follow.
+            pytest.fail(f"a test before this one has lost the GPU: {str(error).splitlines()[0]}", pytrace=False)
     else:
         # The same for the CPU, without noting a traceback for a GPU that may come later: that takes milliseconds.
         torch.default_generator.manual_seed(0)

@@ -81,11 +81,14 @@ def assert_said_alike(one: str, other: str) -> None:
         )
 
 
-def assert_same_run(one: Any, other: Any, tolerance: float = TOLERANCE) -> None:
-    """Two watched runs hold the same layers, tokens, maps and statistics, and say the same of what comes next."""
+def assert_same_run(
+    one: Any, other: Any, tolerance: float = TOLERANCE, devices: tuple[str, str] = ("cuda", "cpu")
+) -> None:
+    """Runs on two devices hold the same layers, tokens, maps and statistics, and say the same of what comes next."""
     assert one.layers == other.layers
     assert one.tokens == other.tokens
-    assert_alike(one.meta, other.meta, tolerance)
+    assert (one.meta["device"], other.meta["device"]) == devices
+    assert_alike(one.meta | {"device": ""}, other.meta | {"device": ""}, tolerance)
     for name in one.layers:
         here, there = one[name], other[name]
         whole = slice(0, here.shape[-2]), slice(0, here.shape[-1])

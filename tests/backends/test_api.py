@@ -515,3 +515,34 @@ def test_a_function_mode_sees_the_call() -> None:
         out = sl.attention(q, q, q, mask=mask, softcap=3.0)
     torch.testing.assert_close(out, sl.attention(q, q, q, mask=mask, softcap=3.0), rtol=0, atol=0)
     assert [(seen["mask"], seen["softcap"]) for seen in recorder.options] == [(mask, 3.0)]
+
+
+LARGE = {
+    "hidden as a whole": lambda bias: bias.index_fill_(-2, torch.tensor([2]), -1e9),
+    "by the least number": lambda bias: bias.index_fill_(-2, torch.tensor([0, 4]), torch.finfo(torch.float32).min),
+    "raised as a whole": lambda bias: bias.index_fill_(-2, torch.tensor([3]), 2e7),
+    "but for hidden keys": lambda bias: bias.index_fill_(-1, torch.tensor([4, 5]), -1e9),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("mask", [None, sl.causal(), sl.padding(torch.tensor([4, 6]))], ids=str)
+@pytest.mark.parametrize("backend", ["auto", "streaming"])
+@pytest.mark.parametrize("shape", [(6, 6), (2, 3, 6, 6), (1, 3, 6, 6)], ids=str)
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_gradients_of_rows_whose_scores_are_large_as_a_whole(name, mask, backend, shape, with_sinks):
+    """Their lse is -1e9, rounded to 64: what the row sums up to cannot be read from it."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 3, 6, 8, requires_grad=True) for _ in "qkv")
+    grad, bias = torch.randn(2, 3, 6, 8), LARGE[name](torch.randn(shape))
+    sinks = torch.randn(3) if with_sinks else None
+
+    def gradients(backend, *tensors):
+        to = tensors[0].dtype
+        more = {"bias": bias.to(to), "sinks": None if sinks is None else sinks.to(to)}
+        return torch.autograd.grad(sl.attention(*tensors, mask=mask, backend=backend, **more), tensors, grad.to(to))
+
+    mine = gradients(backend, q, k, v)
+    # Beside such a bias float32 holds nothing of a product: the definition in float32 says what is right.
+    for one, right in zip(mine, gradients("reference", q, k, v), strict=True):
+        torch.testing.assert_close(one, right, atol=1e-5, rtol=1e-4)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sightline as sl
 from cases import DTYPES, Case, cases, check, inputs
@@ -178,3 +179,22 @@ def test_gradcheck_with_the_seed_held():
         return sl.attention(*tensors, dropout=0.4, backend="sdpa")
 
     assert torch.autograd.gradcheck(f, (q, k, v))
+
+
+@pytest.mark.parametrize("width, copies", [(64, 0), (60, 3)])
+def test_flash_on_a_gpu_is_given_queries_keys_and_values_as_they_lie(width, copies):
+    """A pad by nothing is a copy too, of all that a long text has."""
+
+    class Listen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            asked.append((str(func), args))
+            return func(*args, **(kwargs or {}))
+
+    asked: list = []
+    x = torch.empty(1, 2, 16, width, device="meta")
+    with Listen():
+        out, _ = sdpa._cuda_flash(sdpa._Ready(x, x, x, None, True, False), 1.0)
+    assert out.shape == x.shape
+    given = next(args for name, args in asked if "flash_attention" in name)
+    assert (given[0] is x) == (copies == 0)
+    assert sum("pad" in name for name, _ in asked) == copies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 
@@ -263,6 +264,18 @@ def test_what_mattered_and_parts_of_the_text(monkeypatch: pytest.MonkeyPatch, tm
     assert seen.by_head()[0, 1, 3].item() == pytest.approx(2.60, abs=0.005)
     edge = seen[1].top(1, of="influence")
     assert edge.keys[0, 3, -1, 0] == 9
+
+
+def test_a_page_of_what_mattered_says_what_for(tmp_path: Path) -> None:
+    text, page = "When Mary and John went to the store, John gave a drink to", tmp_path / "report.html"
+    asked = ["--of", "influence", "--target", " Mary", "--instead", " John", "--layers", "23"]
+    done = CliRunner().invoke(app, ["look", text, *asked, "--out", str(page)], catch_exceptions=False)
+    assert done.exit_code == 0
+    data = json.loads(page.read_text(encoding="utf-8").split('id="sightline-data">')[1].split("</script>")[0])
+    for reading in data["readings"]:
+        assert reading["info"]["aim"] == {"token": " Mary", "than": " John", "after": None}
+        assert reading["info"]["value"] == pytest.approx(6.12, abs=0.005)
+    assert [reading["info"]["of"] for reading in data["readings"]] == ["norms", "influence"]
 
 
 def test_what_is_carried_by_a_model_without_a_target(monkeypatch: pytest.MonkeyPatch) -> None:

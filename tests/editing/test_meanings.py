@@ -267,3 +267,51 @@ def test_columns_from_the_front_are_those_of_a_prompt_in_pieces():
         cache = decoder.new_cache()
         pieces = torch.cat([decoder(part, cache=cache) for part in x.split(4, 1)], 1)
         torch.testing.assert_close(pieces, decoder(x))
+
+
+def test_a_sink_takes_its_share_of_keys_as_they_are_edited():
+    """Beside rows that lost keys, the weights of rows whose keys were cut or raised are shown as they are."""
+    torch.manual_seed(0)
+
+    class Attends(torch.nn.Module):
+        def forward(self, q, k, v):
+            return sl.attention(q, k, v, mask=sl.causal(), sinks=torch.tensor([1.5, -0.5]))
+
+    q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    model, v = Attends(), torch.eye(9).expand(1, 2, 9, 9)  # of such values an output is its row's weights
+    with torch.no_grad(), sl.watch(model, keep_qk=True) as seen, sl.edit(model) as edits:
+        edits.cut(queries=[3, 4], keys=[0, 1])
+        edits.boost(50.0, queries=5, keys=2)
+        edits.cut(queries=7, keys=slice(2, 5), renormalize=False)
+        out = model(q, k, v)
+    weights = seen[0].tile(slice(0, 9), slice(0, 9))
+    torch.testing.assert_close(weights, out, atol=2e-6, rtol=0)
+    torch.testing.assert_close(seen[0].tile(5, slice(0, 9)), out[:, :, 5:6], atol=2e-6, rtol=0)
+    assert float(out[0, :, 7].sum(-1).max()) < 0.9
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_steps_stand_where_they_stand_in_a_model_that_is_edited_in_part(watched):
+    """Of a layer that is not edited it is known how far its queries have come: its next one is a step."""
+
+    class Attends(torch.nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Attends() for _ in range(2))
+
+        def forward(self, calls):  # nothing that says how many tokens there are
+            return [layer(*call) for layer, call in zip(self.layers, calls)]
+
+    model, x = Model(), torch.randn(2, 1, 2, 7, 8)
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.ablate(layers=[1], queries=slice(5, None))
+        with sl.watch(model) if watched else torch.no_grad():
+            model([(one[..., :5, :],) * 3 for one in x])
+            steps = [model([(one[..., i : i + 1, :], *(one[..., : i + 1, :],) * 2) for one in x]) for i in (5, 6)]
+    for first, second in steps:
+        assert first.abs().min() > 0
+        assert not second.any()

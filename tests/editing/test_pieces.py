@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import edit_precision
 import sightline as sl
 from sightline.editing import pieces
+from sightline.editing.edit_mode import EditMode
+from sightline.watching.intercept import torch_calls
 
 
 class Attends(torch.nn.Module):
@@ -101,6 +107,27 @@ def test_output_gradients_and_sight_are_those_of_the_reference(name, monkeypatch
             assert ((0 if one is None else one) - two).abs().max() < 2e-5
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_some_heads_at_a_time_give_what_all_at_once_do(count, monkeypatch):
+    """Without gradients heads are done in turns, so many as memory holds, and put into the model's own output."""
+    monkeypatch.setattr(pieces, "SMALL", 0)
+    queries, keys = 23, 29
+    q, k, v = (torch.randn(2, h, n, d) for h, n, d in ((4, queries, 8), (2, keys, 8), (2, keys, 6)))
+    for name, cuts in CUTS.items():
+        for i, mask in enumerate(masks(queries, keys)):
+            sinks = torch.randn(4) if i % 2 else None
+            model = Attends(mask=mask, sinks=sinks)
+            found = []
+            for most in (count * queries * 6 * 4, 1 << 27):
+                monkeypatch.setattr(pieces, "BYTES", most)
+                with torch.no_grad(), sl.watch(model, keep_qk=True) as seen, sl.edit(model) as edits:
+                    for cut in cuts:
+                        edits.cut(**cut)
+                    found.append((model(q, k, v), seen[0].lse))
+            for one, two in zip(*found):
+                assert (one - two).nan_to_num(0).abs().max() < 2e-6, (name, mask)
+
+
 def test_rows_that_see_nothing_of_it_keep_their_bits(monkeypatch):
     monkeypatch.setattr(pieces, "SMALL", 0)
     q = torch.randn(2, 4, 29, 8)
@@ -150,8 +177,6 @@ def test_any_rectangle_of_a_causal_map(start, width, top, height):
 
 def test_the_map_of_a_long_cut_is_never_there(monkeypatch):
     """No tensor of more cells than a small part of the map is made, forwards or backwards."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     largest = 0
 
     class Sizes(TorchDispatchMode):
@@ -169,6 +194,96 @@ def test_the_map_of_a_long_cut_is_never_there(monkeypatch):
         edits.cut(keys=slice(100, 1100))
         model(q, q, q).sum().backward()
     assert largest <= 3072 * 3072 * 4 / 8
+
+
+class Torchs(torch.nn.Module):
+    """One call of torch's own attention."""
+
+    def forward(self, q, k, v, causal=True):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
+ALL = {
+    "all heads": ([{"keys": slice(3, 9)}], False),
+    "each head its own": ([{"keys": slice(h, h + 5), "heads": [h]} for h in range(4)], False),
+    "each example its own": ([{"keys": 2, "examples": [0]}, {"keys": [0, 7], "examples": [1]}], False),
+    "not all heads": ([{"keys": slice(3, 9), "heads": [0, 1, 2]}], True),
+    "few rows": ([{"keys": slice(3, 9), "queries": slice(-5, None)}], True),
+    "rows in between": ([{"keys": slice(3, 9), "queries": slice(0, 20)}], True),
+    "late keys": ([{"keys": slice(20, 22)}], True),
+    "a rule": ([{"mask": sl.window(3)}], True),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize(
+    "name, queries",
+    [(name, n) for name, (cuts, _) in ALL.items() for n in (29, 17) if n == 29 or not {"queries", "mask"} & {*cuts[0]}],
+)
+def test_the_models_kernel_runs_only_if_something_of_it_is_left(name, queries, causal, monkeypatch):
+    monkeypatch.setattr(pieces, "SMALL", 0)
+    cuts, runs = ALL[name]
+    q, k, v = (torch.randn(2, h, n, d) for h, n, d in ((4, queries, 8), (2, 29, 8), (2, 29, 8)))
+    calls = []
+    real = F.scaled_dot_product_attention
+
+    def counted(*args, **options):
+        calls.append(args)
+        return real(*args, **options)
+
+    visible = ~hidden(cuts, 2, 4, queries, 29) & (torch.ones(queries, 29, dtype=torch.bool).tril() if causal else True)
+    monkeypatch.setitem(EditMode.handlers, real, lambda func, *rest: torch_calls.sdpa(counted, *rest))
+    model = Torchs()
+    with torch.no_grad(), sl.edit(model) as edits:
+        for cut in cuts:
+            edits.cut(**cut)
+        out = model(q, k, v, causal)
+    expected = sl.attention(q.double(), k.double(), v.double(), mask=sl.dense(visible), backend="reference")
+    assert (out - expected).abs().max() < 2e-6
+    if causal and queries == 29:
+        assert bool(calls) == runs
+
+
+@pytest.mark.parametrize("queries", [slice(-128, None), slice(None)], ids=["a rectangle", "full height"])
+def test_a_long_cut_takes_little_more_than_the_run_without_it(queries, monkeypatch):
+    """Beyond the model's own output there are rows of a few heads, whatever the number of heads."""
+    monkeypatch.setattr(pieces, "BYTES", 1 << 18)
+    q = torch.randn(1, 16, 2048, 32)
+    model = Attends(mask=sl.causal())
+    with torch.no_grad(), sl.edit(model) as edits:
+        edits.cut(queries=queries, keys=slice(256, 512))
+        model(q, q, q)
+        with Live() as live:
+            model(q, q, q)
+    # The output and a few numbers a row; some heads added up, what a piece of them gave, and what is kept of it.
+    assert live.peak <= q.nbytes * (1 + 3 / 32) + 5 * (1 << 18)
+
+
+class Live(TorchDispatchMode):
+    """The bytes of the tensors that were made in here, while they are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.held = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {t.untyped_storage()._cdata for t in args if isinstance(t, torch.Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, tuple | list) else (found,):
+            if not isinstance(one, torch.Tensor):
+                continue
+            storage = one.untyped_storage()
+            if storage._cdata not in self.held | given:
+                self.held.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+        return found
+
+    def gone(self, which, size):
+        self.held.discard(which)
+        self.now -= size
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

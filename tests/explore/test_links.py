@@ -7,7 +7,8 @@ import torch
 import sightline as sl
 from explore_cases import Sights, make_run
 from sightline.explore import measures
-from sightline.explore.links import first_head, link_of
+from sightline.explore.links import Special, first_head, link_of
+from sightline.explore.places import strong_links
 from sightline.explore.run import Run
 
 TOKENS = ["[CLS]", "Ġred", "Ġcat", "Ġsaw", "Ġthe", "Ġblue", "Ġdog", "Ġit", "Ġran", "[SEP]"]
@@ -53,6 +54,23 @@ def test_a_link_is_neither_to_a_neighbour_nor_from_a_special_token() -> None:
     link = link_of(run, 0, 0)
     assert link is not None
     assert (link.query, link.key) == (7, 2)
+
+
+class Crossed(Sights):
+    def kind(self, name: str) -> str:
+        return name
+
+
+def test_of_another_text_no_key_is_beside_a_query() -> None:
+    scores = torch.zeros(1, 1, 5, 8)
+    scores[0, 0, 2, 4] = 8.0  # where the one before it would stand, were they of one text
+    seen = sl.look(torch.zeros(1, 1, 5, 4), torch.zeros(1, 1, 8, 4), bias=scores)
+    run = make_run(Crossed(cross=seen), TOKENS[1:6])
+    link = link_of(run, 0, 0)
+    assert link is not None
+    assert (link.query, link.key) == (2, 4)
+    layer = run.layers[0]
+    assert strong_links(run.view(0, 0), Special.of(run, layer))[0] == link
 
 
 def test_induction_counts_half_as_much_again() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import sightline as sl
 from sightline.backends import reference
 from sightline.backends.call import make_call
+from sightline.kernels import measure, reading_columns, reading_edges, row_stats
 from sightline.lens import plan
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.gpu import reading_trial, trial
@@ -168,10 +172,19 @@ def test_every_kind_of_picture(picture):
     check(levels, extra, truth, [sl.Picture(**picture, of="influence")], 2e-5)
 
 
+def test_pixels_of_many_programs_are_added_as_whole_numbers(monkeypatch):
+    monkeypatch.setattr(gpu_plan, "_PARTS", 0)
+    asked = [sl.Picture(cell=(9, 100), of="pull"), sl.Picture(cell=(9, 100), of="pull", reduce="sum")]
+    check(*a_pass(1, 1, 40, 210, mask=sl.causal()), asked, 2e-5)
+
+
 def test_half_precision():
     """In float16 the products are exact: what is off is the lse, the output, and sums in float32."""
     levels, extra, truth = a_pass(2, 1, 23, 45, dtype=torch.float16, mask=sl.causal())
     check(levels, extra, truth, every("pull"), 2e-3)
+    # Its tiles have 128 columns: some rows see more than two stretches, some fewer.
+    levels, extra, truth = a_pass(1, 1, 200, 330, dtype=torch.float16, mask=sl.causal())
+    check(levels, extra, truth, [sl.Top(2, of="pull"), sl.Picture(5, 4, of="pull")], 2e-3)
 
 
 def test_queries_with_weights_and_rows_of_large_numbers():
@@ -230,6 +243,36 @@ def test_equal_cells_are_ranked_by_their_keys():
     assert (cells[0, 0, 0] > 0).tolist() == [True, False] * 3
 
 
+def test_memory_of_a_long_text(monkeypatch):
+    """All that is there at the same time, at 65,536 tokens; what kernels would write is not looked at."""
+    for module in (reading_columns, reading_edges, row_stats, measure):
+        monkeypatch.setattr(module, "launch", lambda *_, **__: None)
+    held, most = {}, [0]
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            for x in tree_leaves(found):
+                if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes():
+                    memory = x.untyped_storage()
+                    at = memory.data_ptr()
+                    if at not in held and at not in given:
+                        held[at] = memory.nbytes()
+                        weakref.finalize(memory, held.pop, at)
+            most[0] = max(most[0], sum(held.values()))
+            return found
+
+    q, k, v, g = (torch.zeros(1, 16, 65_536, 8, dtype=torch.float16, device=DEVICE) for _ in range(4))
+    given = {x.untyped_storage().data_ptr() for x in (q, k, v, g)}
+    call = make_call(q, k, v, mask=sl.causal())
+    numbers = torch.zeros(1, 16, 65_536, device=DEVICE)
+    requests = [sl.Received(of="influence", reduce="magnitude"), sl.Picture(512, 512, of="influence"),
+                sl.Top(4, of="influence")]  # fmt: skip
+    with Count():
+        assert gpu_readings.run(Levels(call, numbers), plan._plan(call, requests), Extra(v, g, numbers)) is not None
+    assert most[0] <= 106 << 20, most[0] >> 20  # 68 of it are results
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """The plan takes the CPU for a GPU: kernels are tried and used, in the interpreter."""
@@ -252,7 +295,7 @@ def test_the_kernels_are_tried_once_and_used(on_a_gpu, monkeypatch):
     run = gpu_readings.run
     monkeypatch.setattr(gpu_readings, "run", lambda *given: runs.append(given) or run(*given))
     first, second = asked_of(levels, extra), asked_of(levels, extra)
-    assert len(runs) == 3  # one of them a trial
+    assert len(runs) == 4  # two of them a trial: of few keys, and of many
     want = truth["influence"].abs().sum(-2)
     assert near(first[sl.Received(of="influence", reduce="magnitude")], want, 2e-5)
     assert all(torch.equal(first[name], second[name]) for name in list(first)[:2])
@@ -287,6 +330,13 @@ def test_they_can_be_switched_off(on_a_gpu, monkeypatch):
     asked_of(levels, extra)
 
 
+@pytest.mark.parametrize("dim, value_dim, takes", [(128, 128, True), (129, 16, False), (16, 136, False)])
+def test_wide_heads_are_never_launched(dim, value_dim, takes, on_a_gpu):
+    """What reads beyond a program's memory ends the process's use of its GPU: a trial of it would be too late."""
+    levels, extra, _ = a_pass(1, 1, 3, 4, dim=dim, value_dim=value_dim)
+    assert gpu_readings.takes(levels, extra) == takes
+
+
 def test_g_and_v_of_different_dtypes_go_to_the_walk(on_a_gpu):
     levels, extra, _ = a_pass(2, 1, 8, 9)
     assert not gpu_readings.takes(levels, extra._replace(grad=extra.grad.half()))
@@ -309,6 +359,66 @@ def test_a_trial_is_made_for_every_kind():
     levels, extra, _ = a_pass(1, 1, 8, 9)
     kinds = {
         reading_trial._kind(levels.call, plan._plan(levels.call, [request]), extra)
-        for request in (*every("influence"), *every("pull"), sl.Picture(cell=(64, 3), of="pull"))
+        for request in (*every("influence"), *every("pull"), sl.Picture(2, 3, of="pull"))
     }
     assert len(kinds) == 12
+
+
+STRETCHES = {
+    "plain": {"shape": (1, 1, 40, 90)},
+    "causal, grouped, heads in parts": {"shape": (2, 1, 70, 99), "mask": sl.causal()},
+    "window and padding": {
+        "shape": (1, 1, 50, 130), "mask": sl.window(90, 40) & sl.padding([130, 91]), "batch": (2,)
+    },
+    "a table": {"shape": (1, 1, 40, 90), "mask": torch.rand(1, 1, 40, 90) > 0.3},
+    "alibi, soft-cap, sinks": {
+        "shape": (2, 1, 33, 70), "bias": sl.alibi(2), "softcap": 3.0, "sinks": torch.randn(2)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRETCHES)
+def test_the_strongest_are_found_by_the_largest_of_stretches(name, monkeypatch):
+    """Most rows see more columns than n stretches have; maps are done one after the other, rows in parts."""
+    monkeypatch.setattr(reading_columns, "_PROGRAMS", 1)
+    monkeypatch.setattr(reading_edges, "_AT_ONCE", 4096)
+    given = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in STRETCHES[name].items()}
+    passed = a_pass(*given.pop("shape"), **given)
+    for n, of in ((1, "norms"), (2, "influence")):
+        check(*passed, [sl.Top(n, of=of), sl.Picture(5, 4, of=of), sl.Received(of=of, reduce="magnitude")], 2e-5)
+
+
+def test_wide_stretches_and_several_lists_of_the_strongest(monkeypatch):
+    monkeypatch.setattr(reading_columns, "BINS", 2)
+    check(*a_pass(2, 1, 40, 200), [sl.Top(1, of="pull"), sl.Top(2, of="pull"), sl.Picture(3, 3, of="pull")], 2e-5)
+
+
+def test_cells_of_nothing_come_last_and_by_their_keys():
+    """Where g is 0 all cells are; where few keys weigh anything the lowest others follow, first key and end kept."""
+    levels, extra, _ = a_pass(1, 1, 40, 200, mask=sl.window(150, 0))
+    extra.grad[:, :, :20] = 0.0
+    extra.v[..., :190, :] = 0.0
+    request = sl.Top(4, of="influence")
+    keys, cells = gpu_readings.run(levels, plan._plan(levels.call, [request]), extra)[0][request]
+    assert not cells[:, :, :20].any()
+    first = torch.arange(160, 180) - 150
+    assert torch.equal(keys[0, 0, :20].cpu(), first[:, None] + torch.arange(4))
+    truth = reference.weights(levels.call.q, levels.call.k, mask=sl.window(150, 0)) * (extra.grad @ extra.v.mT)
+    sizes = truth.abs().topk(4, -1).values
+    assert near(cells.abs(), sizes.double(), 2e-5)
+    for row in (30, 31, 32, 39):  # which see 1, 2, 3 and 10 keys that carry something
+        some = min(row - 29, 4)
+        assert sorted(keys[0, 0, row, some:].tolist()) == list(range(row + 10, row + 14 - some))
+        assert set(keys[0, 0, row, :some].tolist()) <= set(range(190, 200))
+
+
+def test_equal_sizes_in_many_stretches_are_ranked_by_their_keys():
+    levels, extra, _ = a_pass(1, 1, 5, 300)
+    call = levels.call.replace(q=torch.zeros_like(levels.call.q), k=torch.zeros_like(levels.call.k))
+    same = Levels(call, torch.full_like(levels.row, np.log(300)))
+    signs = torch.ones_like(extra.v).cumsum(-2) % 2 * 2 - 1
+    request = sl.Top(6, of="influence")
+    given = extra._replace(v=signs, grad=torch.ones_like(extra.grad))
+    keys, cells = gpu_readings.run(same, plan._plan(call, [request]), given)[0][request]
+    assert keys[0, 0].tolist() == [[0, 1, 2, 3, 4, 5]] * 5
+    assert (cells[0, 0, 0] > 0).tolist() == [True, False] * 3

@@ -96,6 +96,8 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(cluster: Any, alone: list,
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == -9, done.stderr
+    assert "INFO" not in done.stderr, "the plans of Ray are nobody's business"
+    assert "WARNING" not in done.stderr, done.stderr
     assert 0 < len(parts.done(tmp_path / "out")) <= len(PLAY)
     found = sl.survey("minilm", PLAY, tmp_path / "out", workers=0)  # the other engine goes on
     assert ordered(found.rows()) == alone

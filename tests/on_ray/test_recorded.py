@@ -9,6 +9,7 @@ import pytest
 
 import sightline as sl
 from sightline.errors import MissingExtraError
+from sightline.surveying import on_ray
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,3 +28,24 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"(?s)needs ray.*sightline\[ray\]"):
         sl.survey("minilm", ["a text"], tmp_path / "out", "ray")
+
+
+@pytest.mark.parametrize("address, running", [(None, False), (None, True), ("10.0.0.1:6379", True)])
+def test_a_cluster_that_is_there_is_joined(monkeypatch: pytest.MonkeyPatch, address: str | None, running: bool) -> None:
+    """Ray refuses to be told the size of one that `ray start` began, and looks for it itself."""
+
+    class Ray:
+        joined: bool | None = None
+
+        def init(self, num_cpus: int | None = None, **_: object) -> None:
+            if running and num_cpus is not None:
+                raise ValueError("When connecting to an existing cluster, num_cpus and num_gpus must not be provided.")
+            assert running or num_cpus == 3
+            self.joined = running
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    ray = Ray()
+    on_ray._join(ray, 3)
+    assert ray.joined is running

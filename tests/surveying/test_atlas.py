@@ -98,8 +98,13 @@ def test_the_page_ranks_finds_and_escapes_and_is_quick(survey: Path) -> None:
         assert page.locator("ol.links li").count() == 10
         assert HOSTILE.partition("\u2028")[0] in page.inner_text("ol.links")
         assert HOSTILE.partition("\u2028")[0] in page.inner_text("#about")
-        assert "1 texts could not be run" in page.inner_text("#about")
+        assert "; 1 text could not be run" in page.inner_text("#about")
+        names = "#names th:visible"
+        assert page.locator(names).all_inner_texts() == ["head", "previous token", "first token", "mean distance"]
         page.select_option("#by", label="first token")
+        assert page.locator(names).all_inner_texts() == ["head", "first token", "previous token", "mean distance"]
+        assert page.locator("#rows tr:first-child td:visible").all_inner_texts()[0::2] == ["0.0", "0.000"]
+        assert "Colour is first token, from 0.00 to 1.00" in page.inner_text("#key")
         assert page.inner_text("#rows tr:first-child td") == "0.0"
         page.select_option("#order", "1")
         assert page.inner_text("#rows tr:first-child td") == "31.31"
@@ -117,6 +122,24 @@ def test_the_page_ranks_finds_and_escapes_and_is_quick(survey: Path) -> None:
         again = "() => { const start = performance.now(); rank(); return performance.now() - start; }"
         assert min(page.evaluate(again) for _ in range(5)) < 200
         assert not wrong
+
+
+def test_on_a_phone_it_opens_at_its_top_and_goes_to_the_head_that_is_chosen(survey: Path) -> None:
+    page_file = write_atlas(survey)
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+        page.goto(page_file.as_uri())
+        page.wait_for_selector("#head h2")
+        assert page.evaluate("scrollY") == 0
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.tap("#rows tr:nth-child(3)")
+        assert page.inner_text("#head h2") == "Layer 31, head 29"
+        assert 0 <= page.locator("#head h2").bounding_box()["y"] < 422  # type: ignore[index]
+        # The list goes with whatever is chosen elsewhere, and its own head does not cover it.
+        page.evaluate("choose(0)")
+        covered = "(a, b) => b.getBoundingClientRect().top - a.getBoundingClientRect().bottom"
+        chosen, names = (page.query_selector(one) for one in ("tr[aria-selected=true]", "#names"))
+        assert page.evaluate(f"([a, b]) => ({covered})(a, b)", [names, chosen]) >= 0
 
 
 def test_the_atlas_is_served_and_nothing_else_is(survey: Path) -> None:

@@ -19,7 +19,7 @@ from sightline.errors import InputError, InputTypeError
 from sightline.surveying import heads, local, parts, texts
 from sightline.surveying.identity import fingerprint
 from sightline.surveying.texts import Text, read
-from sightline.surveying.work import Order
+from sightline.surveying.work import Order, orders
 from surveys import KIDS, PLAY, killing_driver
 
 
@@ -158,6 +158,16 @@ def test_killed_workers_and_drivers_lose_nothing_and_write_nothing_twice(tmp_pat
     before = [path.stat().st_mtime_ns for path in parts.parts(tmp_path / "killed")]
     assert sl.survey("minilm", PLAY, tmp_path / "killed", workers=2).texts == len(PLAY)  # nothing left to do
     assert [path.stat().st_mtime_ns for path in parts.parts(tmp_path / "killed")] == before
+
+
+def test_few_texts_are_shared_among_all_workers() -> None:
+    """Eight texts and a part of eight would leave one of two workers without work."""
+    some = [Text(str(i), "text") for i in range(8)]
+    assert [len(order.texts) for order in orders(some, 8, workers=2)] == [4, 4]
+    assert [len(order.texts) for order in orders(some, 2, workers=2)] == [2] * 4
+    assert [len(order.texts) for order in orders(some, 8, workers=0)] == [8]
+    assert [len(order.texts) for order in orders(some[:1], 8, workers=4)] == [1]
+    assert orders([], 8, workers=4) == []
 
 
 def test_an_order_that_ends_workers_is_tried_text_by_text_and_then_given_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ import torch
 from playwright.sync_api import Browser
 
 import sightline as sl
+from sightline.explore import effects
+from sightline.explore.aims import Aim
 from sightline.explore.model_runs import RunRequest
 from sightline.explore.one_model import OneModel
+from sightline.explore.report import report
 from sightline.watching import Seen
 from sightline.web.jobs import performer
 from sightline.web.service import Service
@@ -171,3 +175,69 @@ def test_a_notebook_without_the_model_says_how_to_bring_it(browser: Browser, wor
     assert book.frame.locator(".effects button:visible").count() == 0
     carried.close()
     book.close()
+
+
+@pytest.mark.parametrize("width, theme", [(1440, "light"), (1024, "dark"), (390, "dark"), (390, "light")])
+def test_a_report_holds_the_effects_that_were_found(
+    browser: Browser, live: Live, tmp_path: Path, width: int, theme: str
+) -> None:
+    run = live.service.run(live.run)  # type: ignore[attr-defined]
+    run.effects.clear()
+    for aim in (Aim(" the", " John"), Aim(" Mary", " John")):
+        effects.keep(
+            effects.compute(effects.EffectsRequest(run, aim), *live.service.models.get("tiny"), lambda **_: None)
+        )
+    path = tmp_path / "report.html"
+    path.write_bytes(report(run))
+    visit = Visit(browser, path.as_uri(), viewport={"width": width, "height": 900}, color_scheme=theme)
+    page = visit.page
+    page.goto(f"{path.as_uri()}#v=2&run={run.id}{STATE}")
+    page.wait_for_selector(".app:not(.empty) .report-note")
+    visit.settle()
+    assert "exact effects of heads" in page.locator(".report-note").inner_text()
+    if width < 900:
+        page.click("[data-panel=heads]")
+    elif width < 1280:
+        page.click(".rail-handle")
+    page.locator("#effect-2-3").wait_for()
+    mary = effects.find(run, Aim(" Mary", " John"))
+    the = effects.find(run, Aim(" the", " John"))
+    assert mary is not None
+    assert the is not None
+    summary = page.locator(".effects .summary")
+    assert f"for “Mary” instead of “John”, {mary['value']:.2f} with all" in summary.inner_text().replace("−", "-")
+    told = page.locator("#effect-1-2").get_attribute("title") or ""
+    shown = [float(part.split()[-1].replace("−", "-")) for part in told.split(":")[1].split(",")]
+    assert shown == pytest.approx([mary["exact"][1][2], mary["influence"][1][2]], rel=0.06)
+    assert page.locator(".effects button", has_text="Exact effects").count() == 0
+    # The other target that it holds; the address says which.
+    choice = page.locator("select.effects-aims")
+    assert choice.locator("option").all_inner_texts() == ["for “Mary” instead of “John”", "for “the” instead of “John”"]
+    choice.select_option("1")
+    visit.until("location.hash.includes('for=%20the')")
+    assert f"{the['value']:.2f} with all" in summary.inner_text().replace("−", "-")
+    visit.accessible("effects of a report")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    least = 24 if width > 900 else 44
+    box = choice.bounding_box()
+    assert box is not None
+    assert box["height"] >= least, "what a pointer hits"
+    page.locator(".effects .link-grid").first.focus()
+    for key in ("ArrowUp", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    visit.until("location.hash.includes('L=0&H=3')")
+    assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    visit.close()
+
+
+def test_a_report_without_effects_says_who_has_them(browser: Browser, live: Live, tmp_path: Path) -> None:
+    run = live.service.run(live.run)  # type: ignore[attr-defined]
+    run.effects.clear()
+    path = tmp_path / "report.html"
+    path.write_bytes(report(run))
+    visit = Visit(browser, path.as_uri())
+    visit.page.goto(f"{path.as_uri()}#v=2&run={run.id}{STATE}")
+    visit.page.wait_for_selector(".effects .summary >> text=sightline serve has")
+    assert visit.page.locator(".effects button:visible, .effects select:visible").count() == 0
+    visit.accessible("no effects in a report")
+    visit.close()

@@ -157,7 +157,7 @@ def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, add: Add) -> N
     share = round(100 * run.account["only"].tile(slice(None), slice(0, 1))[0, 0].mean().item())
     switch = page.locator(".aside-switch")
     assert switch.inner_text() == f"first token {share} %: set aside"
-    assert f"the first token, {share} %, is set aside" in page.locator(".links-about").inner_text()
+    assert f"the first token, {share}\u00a0%, is set aside" in page.locator(".links-about").inner_text()
     to_first = "document.querySelectorAll(\".links-lines path[data-k='0']\").length"
     assert page.evaluate(to_first) == 0
     row = run.account["only"].tile(slice(12, 13), slice(None))[0, 0, 0]
@@ -165,7 +165,7 @@ def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, add: Add) -> N
     rest = (row[5] / (1 - row[0])).item()
     assert float(strongest.get_attribute("stroke-opacity") or 0) == pytest.approx(rest, abs=1e-3), "the rest is all"
     assert strongest.text_content() == f"{row[5]:.3f}", "its number is the weight"
-    assert f"first token {round(100 * row[0].item())} %, set aside" in page.locator(".text .about").inner_text()
+    assert f"first token {round(100 * row[0].item())}\u00a0%, set aside" in page.locator(".text .about").inner_text()
     first = page.locator(".top-keys tbody tr").first
     assert first.locator(".number").all_inner_texts() == [f"{row[5]:.3f}", f"{round(100 * rest)} %"]
     thumb = np.array(page.evaluate(THUMB, "head-0-0")).reshape(20, 20, 4)
@@ -178,6 +178,12 @@ def test_the_first_token_is_set_aside_by_one_switch(visit: Visit, add: Add) -> N
     assert switch.inner_text() == f"first token {share} %: shown"
     assert page.locator(".top-keys tbody tr").first.get_attribute("data-t") == "0"
     assert (np.array(page.evaluate(THUMB, "head-0-0")).reshape(20, 20, 4)[:, 0, 3] > 0).all()
+    page.click("#tab-wall")
+    page.wait_for_selector("#wall-0-0 canvas")
+    assert (np.array(page.evaluate(THUMB, "wall-0-0")).reshape(20, 20, 4)[:, 0, 3] > 0).all()
+    switch.click()
+    page.wait_for_selector(".aside-switch[aria-pressed=true]")
+    assert (np.array(page.evaluate(THUMB, "wall-0-0")).reshape(20, 20, 4)[:, 0, 3] == 0).all(), "on the wall too"
 
 
 def test_what_is_pinned_alone_says_what_it_looks_at_most(visit: Visit, add: Add) -> None:

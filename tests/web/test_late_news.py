@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import Browser, Route
 
+from explore_cases import make_run, sights, words
 from sightline.web.jobs import performer
 from sightline.web.service import Service
 from web.browser import Live, Trained, Visit
@@ -95,3 +96,23 @@ def test_a_run_that_is_done_while_it_is_opened_has_all_its_layers(
         page.clock.resume()
         visit.until(f"{HEADS} === 72")
         visit.until("location.hash.includes('L=3&H=1&')")
+
+
+def test_a_token_whose_name_comes_late_is_called_by_it(browser: Browser) -> None:
+    """What a text is shaded by may be there first: it said "#9" for as long as nothing else was chosen."""
+    service = Service(lambda *_: None, threads=2)  # type: ignore[arg-type, return-value]
+    run = make_run(sights(25), words(25))
+    service.library.add(run)
+    server = Live(service)
+    visit = Visit(browser, server.base)
+    page, routes = visit.page, list[Route]()
+    page.route("**/tokens*", lambda route: routes.append(route))
+    page.goto(f"{server.base}#v=2&run={run.id}&L=0&H=1&q=9&k=3")
+    about = ".text > .about"
+    visit.until(f"document.querySelector('{about}')?.textContent.includes('#9')")
+    for route in routes:
+        route.continue_()
+    visit.until(f"document.querySelector('{about}').textContent.includes('{words(25)[9].strip()}')")
+    assert "#" not in page.locator(about).inner_text()
+    visit.close()
+    server.close()

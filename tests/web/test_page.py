@@ -736,6 +736,7 @@ def test_without_q_and_k_the_map_stops_at_its_overview(visit: Visit, add: Add, t
     sight.save(tmp_path / "sight.safetensors", keep_qk=False)
     run = add(make_run(Sights(only=sl.Sight.load(tmp_path / "sight.safetensors")), words(700), text="no q and k"))
     page = visit.open(f"#v=1&run={run}&view=map&L=0&H=0&at=350,200,3")
+    page.wait_for_selector(".text .about >> text=keep_qk=True")
     box = page.locator(".centre-map .surface").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 100, box["y"] + 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+import image_cases
 import sightline as sl
+from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.web.jobs import performer
 from sightline.web.service import Service
 from web.conftest import Client
@@ -77,7 +80,26 @@ def reading(asked: Told, base: str) -> str:
     return done(asked, asked.post(f"/api/runs/{base}/readings", json=AIM))[0]
 
 
-KINDS = ["base", "edited", "written", "some", "norms", "influence", "chosen"]
+@pytest.fixture(scope="module")
+def rewritten(asked: Told, written: str) -> str:
+    """What was written, token by token, with edits."""
+    tokens = [token["id"] for token in asked.get(f"/api/runs/{written}/written").json()["tokens"]]
+    return asked.made(generate=len(tokens), begun=tokens, edits=["ablate:1.2", "cut:0.1:k3"])
+
+
+@pytest.fixture(scope="module")
+def shelved(asked: Told, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A saved run whose model is at hand."""
+    assert asked.tiny is not None
+    folder = tmp_path_factory.mktemp("kept") / "mine"
+    watched(*asked.tiny.get("tiny"), RunRequest(f"{TEXT} Mary", "tiny"), folder, lambda **_: None)
+    known = {one["id"] for one in asked.service.library.listed()}
+    assert asked.service.library.shelve_folder(folder) == []
+    (found,) = {one["id"] for one in asked.service.library.listed()} - known
+    return str(found)
+
+
+KINDS = ["base", "edited", "written", "rewritten", "shelved", "some", "norms", "influence", "chosen"]
 
 
 @pytest.fixture(params=KINDS)
@@ -157,8 +179,10 @@ def test_the_path_of_a_token(asked: Told, run: str) -> None:
     alike(asked.ran(run, q=str(steps[1]["query"]), also="path", **given), told([*steps[:2], *below]))
 
 
-def test_what_is_asked_about_and_every_head_taken_out(asked: Told, base: str, edited: str, written: str) -> None:
-    for run in (base, edited, written):
+def test_what_is_asked_about_and_every_head_taken_out(
+    asked: Told, base: str, edited: str, written: str, rewritten: str, shelved: str
+) -> None:
+    for run in (base, edited, written, rewritten, shelved):
         for aim in (AIM, {"token": " the", "after": 7}, {}):
             shown = asked.get(f"/api/runs/{run}/next", params=aim).json()
             done(asked, asked.post(f"/api/runs/{run}/effects", json=aim))
@@ -173,9 +197,11 @@ def test_what_is_asked_about_and_every_head_taken_out(asked: Told, base: str, ed
             )
 
 
-def test_what_was_written(asked: Told, written: str) -> None:
-    tokens = asked.get(f"/api/runs/{written}/written").json()["tokens"]
-    there = asked.ran(written, also="written")
+@pytest.mark.parametrize("kind", ["written", "rewritten"])
+def test_what_was_written(asked: Told, request: pytest.FixtureRequest, kind: str) -> None:
+    run = request.getfixturevalue(kind)
+    tokens = asked.get(f"/api/runs/{run}/written").json()["tokens"]
+    there = asked.ran(run, also="written")
     assert [token[0] for token in there["written"]] == [token["id"] for token in tokens]
     np.testing.assert_allclose([token[1] for token in there["written"]], [token["p"] for token in tokens], rtol=1e-4)
     for token, wanted in zip(there["written"], tokens, strict=True):
@@ -281,9 +307,41 @@ def test_a_saved_run_is_read_from_its_folder_where_nobody_has_its_model(
     service.close()
 
 
-def test_a_model_in_a_folder_is_asked_for_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sightline.explore.model_runs import Models
+def test_all_that_is_shown_of_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its model, which prepares the picture, and of a saved run by its folder."""
+    image_cases.checkpoint(tmp_path / "folder" / "of" / "vit")
+    content = image_cases.png(image_cases.picture(100))
+    (tmp_path / "photo.png").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    models = Models([str(tmp_path / "folder" / "of" / "vit")])
+    service = Service(performer(models, lambda run: service.library.add(run)), models, threads=1)
+    client = Told(service)
+    sent = {"text": "photo.png", "model": "vit", "image": base64.b64encode(content).decode()}
+    run = done(client, client.post("/api/runs", json=sent))[0]
+    client.service.run(run).account.seen.save(tmp_path / "kept", image=content)  # type: ignore[attr-defined]
+    service.library.shelve_folder(tmp_path / "kept")
+    kept = next(one["id"] for one in service.library.listed() if one["id"] != run)
+    for one in (run, kept):
+        there = client.ran(one, "0/1", q="9,12", k=4, also="row,column,received,rollout,link,heads")
+        np.testing.assert_allclose(there["row"], client.floats(f"{one}/rows/0/1?q=9,12"), **CLOSE)
+        np.testing.assert_allclose(there["column"], client.floats(f"{one}/columns/0/1?k=4"), **CLOSE)
+        received = client.floats(f"{one}/tracks/0/1")
+        np.testing.assert_allclose(there["received"], received[len(received) // 2 :], **CLOSE)
+        np.testing.assert_allclose(there["rollout"], client.floats(f"{one}/rollout?q=9,12"), **CLOSE)
+        grid = client.get(f"/api/runs/{one}/grid?q=12&k=4").json()["heads"]
+        np.testing.assert_allclose(torch.stack(list(there["link"].values())), grid, **CLOSE)
+        path = client.get(f"/api/runs/{one}/path?q=9").json()["steps"]
+        walked = client.ran(one, "0/1", q="9", also="path", **{"from": 9})["path"]
+        assert [query for _, query, _ in walked] == [step["query"] for step in path]
+        np.testing.assert_allclose(
+            client.ran(one, "0/1", rows="3:11", cols="2:9")["cells"],
+            np.stack([client.floats(f"{one}/rows/0/1?q={q}")[2:9] for q in range(3, 11)]),
+            **CLOSE,
+        )
+    service.close()
 
+
+def test_a_model_in_a_folder_is_asked_for_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     word_model(tmp_path / "words")
     models = Models([str(tmp_path / "words")])
     service = Service(performer(models, lambda run: service.library.add(run)), models, threads=1)
@@ -302,8 +360,6 @@ def test_a_model_in_a_folder_is_asked_for_by_its_folder(tmp_path: Path, monkeypa
 
 def test_a_program_asks_for_the_device_of_the_server(tmp_path: Path) -> None:
     """Weights are as in the file there, and float32 here: other numbers."""
-    from sightline.explore.model_runs import Models
-
     word_model(tmp_path / "words")
     models = Models([str(tmp_path / "words")])
     service = Service(performer(models, lambda run: service.library.add(run)), models, threads=1)

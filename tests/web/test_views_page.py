@@ -234,6 +234,12 @@ def test_a_phone_shows_all_it_has_to_say(visiting: Open) -> None:
     assert page.evaluate(WITHIN, ["#tab-wall", ".centre > .tabs"])
 
 
+def test_a_phone_is_told_to_tap(visiting: Open) -> None:
+    page = visiting(make_run(sights(16), words(16)), "L=0&H=0", "text", **PHONE).page
+    page.wait_for_selector(".text .about >> text='Tap a token to see what it looks at.'")
+    assert page.locator(".sentence").inner_text().startswith("Tap the map or a token.")
+
+
 def test_links_stay_at_the_pinned_query_while_more_comes_to_be_known(visiting: Open) -> None:
     """Chips above them, and the share of the first token, come later, and make the view lower."""
     run = make_run(sights(600), words(600))

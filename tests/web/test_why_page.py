@@ -142,6 +142,10 @@ def test_what_mattered_for_mary_and_what_is_left_without_that_head(browser: Brow
     visit.settle()
     visit.until("document.querySelector('.sentence .weight').textContent === '2.785'")
     page.click("[data-order=influence]")
+    page.click("#rail-tab-path")
+    page.locator(".path li").first.wait_for()
+    assert "at least 30 % of the largest from that token" in page.locator(".path-view .summary").inner_text()
+    page.click("#rail-tab-heads")
     assert "L23 H3" in [one.inner_text().split("\n")[0] for one in page.locator(".head .caption").all()[:3]]
     visit.accessible("mattered")
     aim = "mattered for “Mary” instead of “John”"

@@ -178,9 +178,11 @@ export function thumbWeight(code: number): number {
   return code === 1 ? 0 : THUMB_FLOOR * Math.exp(((code - 2) / 253) * -Math.log(THUMB_FLOOR));
 }
 
+const ZERO = 128; // the byte of a reading whose cell is 0, or next to nothing
+
 // The cell of a reading that a byte of a thumbnail stands for.
 export function thumbCell(code: number, most: number): number {
-  const share = (code - 128) / 127;
+  const share = (code - ZERO) / 127;
   return code === 0 ? NaN : Math.sign(share) * share * share * most;
 }
 
@@ -189,7 +191,9 @@ export function thumbTable(scale: Scale): Uint32Array {
   const { most } = scale;
   if (most !== undefined)
     return table.map((_, code) => {
-      const color = colorOf(scale, thumbCell(code, most));
+      // As below: what rounds to 0 is not shown as exactly 0.
+      const faint = code === ZERO && !scale.difference;
+      const color = faint ? rampColor(scale, 0) : colorOf(scale, thumbCell(code, most));
       return color === null ? 0 : ((255 << 24) | (color[2] << 16) | (color[1] << 8) | color[0]) >>> 0;
     });
   for (let code = 0; code < 256; code++) {

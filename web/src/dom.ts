@@ -131,3 +131,12 @@ export function touched(): boolean {
 export function clamp(x: number, low: number, high: number): number {
   return Math.min(Math.max(x, low), high);
 }
+
+// What to do, to whom has no pointer.
+export function forTouch(words: string): string {
+  if (!touched()) return words;
+  return words
+    .replace("Point at a token, or click one,", "Tap a token")
+    .replace("Point at", "Tap")
+    .replace(" or at ", " or ");
+}

@@ -12,6 +12,7 @@ import { aimWords } from "./readings";
 import type { OpenRun } from "./run";
 import { type OrderInfo, sentence } from "./source";
 import { asked, sent } from "./why";
+import type { Target } from "./whystate";
 
 type Table = components["schemas"]["Effects"];
 const TOP = 5;
@@ -25,6 +26,7 @@ export class EffectsView {
   readonly node: HTMLElement;
   private about = el("p", { class: "summary", attrs: { role: "status" } });
   private order = el("p", { class: "effects-order" });
+  private aims = el("select", { class: "effects-aims", attrs: { "aria-label": "what for", hidden: true } });
   private best = el("div", { class: "link-best" });
   private grid = new HeadGrid("effect", "effects, layers and heads", (...head) => this.open(...head));
   private choice = segmented("figures", Object.keys(FIGURES), (name) => this.choose(name));
@@ -39,7 +41,7 @@ export class EffectsView {
     Object.values(FIGURES).forEach((title, i) => {
       (this.choice.node.children[i] as HTMLElement).title = title;
     });
-    const parts = [this.about, this.order, this.best, this.choice.node, this.grid.node];
+    const parts = [this.aims, this.about, this.order, this.best, this.choice.node, this.grid.node];
     this.node = el("div", { class: "every-head effects" }, ...parts);
     this.choice.node.hidden = true;
     const [load, draw] = [() => void this.load(), () => this.draw()];
@@ -55,6 +57,7 @@ export class EffectsView {
     const run = this.context.run.value;
     const { effects, target } = this.context.state;
     if (!run || this.context.state.run !== run.id) return;
+    if (!this.context.source.live) return this.held();
     const now = JSON.stringify([run.id, target, effects]);
     if (now === this.wanted) return this.draw();
     this.leave();
@@ -92,6 +95,26 @@ export class EffectsView {
     }
   }
 
+  // A report: what it holds for that target, or else for another one.
+  private held(): void {
+    const { source, state, store } = this.context;
+    const tables = source.kept?.().effects ?? [];
+    const of = ({ token, than, after }: Target) => JSON.stringify([token, than, after]);
+    this.table = tables.find((one) => of(one) === of(state.target)) ?? tables[0] ?? null;
+    if (!this.table)
+      this.say("This report holds no effects of heads, and has no model to find them: sightline serve has.");
+    this.aims.hidden = tables.length < 2;
+    this.aims.replaceChildren(
+      ...tables.map((one, i) => el("option", { attrs: { value: i, selected: one === this.table } }, aimWords(one))),
+    );
+    this.aims.onchange = () => {
+      const { token, than, after } = tables[Number(this.aims.value)];
+      store.push({ target: { token, than, after } });
+    };
+    this.grid.at(state.layer, state.head);
+    this.draw();
+  }
+
   private leave(): void {
     this.asking++;
     this.waiting?.leave();
@@ -100,8 +123,7 @@ export class EffectsView {
   }
 
   private whyNot(run: OpenRun): string | null {
-    const { source, way } = this.context;
-    if (!source.live) return "A report has no model to take heads out of: sightline serve has.";
+    const { way } = this.context;
     const why = run.info.why_not;
     if (!why?.startsWith(NO_MODEL)) return why && `Heads cannot be taken out here: ${why}.`;
     return way
@@ -147,10 +169,10 @@ export class EffectsView {
       this.grid.clear();
       return this.best.replaceChildren();
     }
-    const { layer, head, target } = this.context.state;
+    const { layer, head } = this.context.state;
     this.order.replaceChildren();
     this.say(
-      `What each head did ${aimWords(target)}, ${table.value.toFixed(2)} with all of them. Orange raised it, blue lowered it.`,
+      `What each head did ${aimWords(table)}, ${table.value.toFixed(2)} with all of them. Orange raised it, blue lowered it.`,
     );
     const all = table.exact.flatMap((heads, l) => heads.map((value, h) => ({ l, h, value })));
     all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));

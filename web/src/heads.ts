@@ -363,6 +363,9 @@ export function drawThumb(
   const thumb = whole && first ? withoutFirst(whole, [rows, columns], THUMB, first, single, thumbWeight) : whole;
   canvas.width = columns;
   canvas.height = rows;
+  // The hatch of what is masked ends with the map, where that is no square.
+  const longer = Math.max(rows, columns);
+  canvas.style.backgroundSize = `${(100 * columns) / longer}% ${(100 * rows) / longer}%`;
   if (!thumb) return;
   const image = new ImageData(columns, rows);
   // Of a run that grows some layers are not summarised yet: that is not to look as if all of them were masked.

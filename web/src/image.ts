@@ -3,7 +3,7 @@
 import { onChange } from "./changes";
 import { colorOf, css, show } from "./colors";
 import type { Context } from "./context";
-import { blank, debounced, el } from "./dom";
+import { blank, debounced, el, forTouch } from "./dom";
 import type { OpenRun } from "./run";
 import type { Shading } from "./shading";
 import type { RunInfo } from "./source";
@@ -198,8 +198,8 @@ export class ImageView {
     if (first === null) return "In this layer words look at words alone: the picture is in others.";
     if (!cells || !shading?.values)
       return this.cross
-        ? "Point at a word to see where in the picture it looks."
-        : "Point at a patch to see what it looks at.";
+        ? forTouch("Point at a word to see where in the picture it looks.")
+        : forTouch("Point at a patch to see what it looks at.");
     const all = shading.values.reduce((a, b) => a + (b || 0), 0);
     const here = cells.reduce((a, b) => a + (b || 0), 0);
     const best = cells.reduce((top, value, i) => (Math.abs(value) > Math.abs(cells[top]) ? i : top), 0);

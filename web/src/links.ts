@@ -166,7 +166,8 @@ export class Links {
       ? `the ${TOP} strongest keys of every query, from ${least} up${signed}`
       : `tokens ${this.first.toLocaleString("en")} to ${(this.stop - 1).toLocaleString("en")} of ${info.queries.toLocaleString("en")}, around the pinned query; farther keys as chips`;
     const sink = this.context.state.aside ? setAside(run, layer, head) : 0;
-    if (sink) this.about.append(`; the first token, ${Math.round(100 * sink)} %, is set aside: lines show the rest`);
+    if (sink)
+      this.about.append(`; the first token, ${Math.round(100 * sink)}\u00a0%, is set aside: lines show the rest`);
     const now = ++this.asked;
     const floor = run.source.floor?.(layer, head, run.asked) ?? info.floor;
     if (!floor || floor[0] || floor[1]) {

@@ -84,10 +84,14 @@ function ring(context: CanvasRenderingContext2D, grid: Grid, q: number, k: numbe
   const height = Math.max(grid.ch, 9);
   const x = grid.x(k) + grid.cw / 2 - width / 2;
   const y = grid.y(q) + grid.ch / 2 - height / 2;
-  twice(context, () => context.strokeRect(x, y, width, height));
+  // Whole at the edges of the map too.
+  const [left, top] = [Math.max(x, grid.ox + 3), Math.max(y, grid.oy + 3)];
+  const right = Math.min(x + width, grid.ox + grid.keys * grid.cw - 3);
+  const bottom = Math.min(y + height, grid.oy + grid.queries * grid.ch - 3);
+  twice(context, () => context.strokeRect(left, top, right - left, bottom - top));
   context.strokeStyle = dark ? "#a5b4fc" : "#4338ca";
   context.lineWidth = 2;
-  context.strokeRect(x - 2, y - 2, width + 4, height + 4);
+  context.strokeRect(left - 2, top - 2, right - left + 4, bottom - top + 4);
 }
 
 function crosshair(context: CanvasRenderingContext2D, grid: Grid, cells: Cells): void {

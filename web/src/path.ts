@@ -82,11 +82,13 @@ export class PathView {
     if (!run || this.origin === null) return;
     const { tokens } = run;
     const goes = this.steps.filter((step) => step.goes).length;
+    // What a reading calls much depends on the text; weights sum to 1.
+    const enough = run.info.of === "weights" ? LEAST : `${100 * LEAST} % of the largest from that token in the layer`;
     this.about.replaceChildren(
       "From the last layer down: ",
       el("q", {}, tokens.element(this.origin)),
       goes
-        ? `, by links of at least ${LEAST} that are neither to the first token nor to itself; where there is none, it stays. Choose a source to walk there.`
+        ? `, by links of at least ${enough} that are neither to the first token nor to itself; where there is none, it stays. Choose a source to walk there.`
         : " has no strong source anywhere.",
     );
     this.list.replaceChildren(

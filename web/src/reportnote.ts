@@ -32,8 +32,9 @@ export async function readFirst({ source, store }: Context, anywhere: boolean): 
 }
 
 function others(source: Source): string[] {
-  const { picture, marks, written } = source.kept?.() ?? {};
+  const { effects, picture, marks, written } = source.kept?.() ?? {};
   const found: [unknown, string][] = [
+    [effects?.length, "exact effects of heads"],
     [picture, "the picture"],
     [marks?.length, "bookmarks"],
     [written, "what was written"],

@@ -10,6 +10,7 @@ export class Ruler {
   constructor(
     private scroller: HTMLElement,
     private strength: (token: number) => number,
+    private against: (token: number) => boolean,
   ) {
     const { node } = this;
     node.addEventListener("pointerdown", (event) => {
@@ -33,14 +34,21 @@ export class Ruler {
     if (!count || !height) return;
     const context = this.node.getContext("2d")!;
     const ink = getComputedStyle(this.scroller);
-    context.fillStyle = ink.getPropertyValue("--accent");
+    const signed = this.scroller.closest(".signed") !== null;
+    const colors = (signed ? ["--raises", "--lowers"] : ["--accent", "--accent"]).map((name) =>
+      ink.getPropertyValue(name),
+    );
     const device = height * ratio;
     for (let y = 0; y < device; y++) {
       const first = Math.floor((y / device) * count);
       const stop = Math.max(Math.floor(((y + 1) / device) * count), first + 1);
-      let most = 0;
-      for (let i = first; i < stop && i < count; i++) most = Math.max(most, this.strength(i));
+      let [most, token] = [0, first];
+      for (let i = first; i < stop && i < count; i++) {
+        const strength = this.strength(i);
+        if (strength > most) [most, token] = [strength, i];
+      }
       if (!most) continue;
+      context.fillStyle = colors[Number(this.against(token))];
       context.globalAlpha = most;
       context.fillRect(0, y, WIDE * ratio, 1);
     }

@@ -4,7 +4,7 @@ import { AsideSwitch, setAside } from "./aside";
 import { onChange } from "./changes";
 import { show, showAbout } from "./colors";
 import type { Context } from "./context";
-import { debounced, el } from "./dom";
+import { debounced, el, forTouch } from "./dom";
 import { aimWords, mostOf, verb } from "./readings";
 import type { OpenRun } from "./run";
 import { topOf } from "./shading";
@@ -85,7 +85,7 @@ export class Saying {
 
   private draw(run: OpenRun, parts: (Node | string)[], number = "", aim = ""): void {
     const { layer, head } = this.context.state;
-    if (!parts.length) parts.push("Point at the map or at a token.");
+    if (!parts.length) parts.push(forTouch("Point at the map or at a token."));
     const weight = el("b", { class: "weight" }, number);
     const link = el("span", { class: "link" }, ...parts, weight);
     if (aim) link.append(el("span", { class: "aim" }, aim));

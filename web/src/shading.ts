@@ -66,7 +66,7 @@ export class Shading {
     const { shade, q, k } = this.of;
     const queries = q.map(query).join(" + ");
     const chosen = k ?? (memory ? null : (q.at(-1) ?? null));
-    const aside = this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)} %, set aside` : "";
+    const aside = this.skipsFirst ? `; first token ${Math.round(100 * this.firstShare)}\u00a0%, set aside` : "";
     const elsewhere = memory && this.values && (shade === "looks" || shade === "received");
     const words: Record<Shade, string> = {
       looks: q.length ? `what “${queries}” looks at` : "Point at a token, or click one, to see what it looks at.",

@@ -48,6 +48,7 @@ export interface Kept {
   picture?: string; // a data: address
   shown?: string; // the reading that it was made of
   marks?: Shapes["Mark"][];
+  effects?: Shapes["Effects"][]; // of all heads, each for a target
   written?: { prompt: number; tokens: Shapes["WrittenToken"][] };
 }
 

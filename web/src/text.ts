@@ -4,11 +4,12 @@ import { setAside } from "./aside";
 import { onChange } from "./changes";
 import { show } from "./colors";
 import type { Context, Hover } from "./context";
-import { clamp, debounced, eachFrame, el, icon, retryButton } from "./dom";
+import { clamp, debounced, eachFrame, el, forTouch, icon, retryButton } from "./dom";
 import { FindBar } from "./findbar";
 import { ImageView } from "./image";
 import { NAMES as READ } from "./readings";
 import { Ruler } from "./ruler";
+import type { OpenRun } from "./run";
 import { Shading } from "./shading";
 import { aborted, sentence } from "./source";
 import type { Shade } from "./state";
@@ -23,6 +24,8 @@ const TABS: { shade: Shade; name: string; title: string }[] = [
   { shade: "received", name: "received", title: "how much every token received in this head" },
   { shade: "rollout", name: "rollout", title: "which tokens fed the chosen one, through all layers (R)" },
 ];
+
+const UNKEPT = "q and k were not kept: watch with keep_qk=True to see what a token looks at.";
 
 const CAPTIONS: Record<Shade, string> = {
   looks: "strongest keys",
@@ -54,7 +57,7 @@ export class TextView {
     });
     const against = (token: number) => this.shading.against(token);
     this.body = new TextBody(context, strength, (token) => this.find.has(token), against);
-    this.ruler = new Ruler(this.body.scroller, strength);
+    this.ruler = new Ruler(this.body.scroller, strength, against);
     const heading = el("h2", {}, "Text");
     this.image = new ImageView(context, heading);
     this.node = el(
@@ -77,6 +80,7 @@ export class TextView {
     onChange(context.run, () => this.rebuild());
     onChange(context.tokens, () => {
       this.body.fill();
+      this.rename();
       this.drawTable();
       this.find.refresh();
     });
@@ -171,14 +175,8 @@ export class TextView {
     this.node.classList.remove("loading");
     this.shading = new Shading(values, { shade, layer, q, k }, this.aside);
     this.node.classList.toggle("signed", run.reading?.signed === true && shade !== "rollout");
-    const keys = run.keyTokens(layer);
-    const words = this.shading.words(
-      (i) => run.tokens.name(i),
-      (i) => keys.name(i),
-      run.layer(layer).cross,
-    );
-    const what = run.reading ? `${READ[run.info.of as Reading]}: ` : "";
-    this.about.replaceChildren(problem === null ? what + words : sentence(problem));
+    const unkept = !run.layer(layer).exact && this.context.source.live && (shade === "looks" || shade === "looked");
+    this.about.replaceChildren(problem !== null ? sentence(problem) : unkept && !values ? UNKEPT : this.words(run));
     if (problem !== null && this.context.curable(problem))
       this.about.append(
         " ",
@@ -187,6 +185,24 @@ export class TextView {
     this.about.classList.toggle("problem", problem !== null);
     this.paint();
     this.drawTable();
+  }
+
+  private words(run: OpenRun): string {
+    const { layer } = this.shading.of;
+    const keys = run.keyTokens(layer);
+    const words = this.shading.words(
+      (i) => run.tokens.name(i),
+      (i) => keys.name(i),
+      run.layer(layer).cross,
+    );
+    return (run.reading ? `${READ[run.info.of as Reading]}: ` : "") + forTouch(words);
+  }
+
+  // The names of tokens may come after what they are shaded by.
+  private rename(): void {
+    const run = this.context.run.value;
+    if (run && this.shading.values && !this.about.classList.contains("problem"))
+      this.about.replaceChildren(this.words(run));
   }
 
   // What to shade by; null where nothing is chosen yet.
@@ -229,7 +245,7 @@ export class TextView {
       const row = el(
         "tr",
         { attrs: { "data-t": i } },
-        el("td", { class: "place" }, i.toLocaleString("en")),
+        el("td", { class: "place" }, tokens.text(i) && i.toLocaleString("en")), // else its name is its place
         el("th", { attrs: { scope: "row" } }, tokens.element(i, 20)),
         el("td", { class: "bars" }, el("span", { class: "track" }, bar)),
         el("td", { class: "number" }, show(values[i])),

@@ -79,7 +79,7 @@ export class Wall {
     onChange(context.run, () => this.draw());
     onChange(context.portraits, () => this.offer());
     onChange(context.dark, () => this.draw());
-    context.store.on(["map", "of"], () => this.draw());
+    context.store.on(["map", "scale", "lo", "hi", "of", "aside"], () => this.draw());
     context.store.on(["layer", "head"], () => this.mark());
     new ResizeObserver(() => this.size()).observe(this.board);
   }
@@ -171,7 +171,7 @@ export class Wall {
   private cell(run: OpenRun, place: Place, i: number, table: Uint32Array): HTMLElement {
     const { layer, head } = place;
     const canvas = el("canvas", { class: "thumb", attrs: { width: THUMB, height: THUMB, "aria-hidden": "true" } });
-    drawThumb(canvas, run, layer, head, table);
+    drawThumb(canvas, run, layer, head, table, this.context.state.aside);
     const value = this.value(run, place);
     const measure = run.measures.find(({ name }) => name === this.measure.value);
     const name = `${run.name(layer, head)}${value === null || !measure ? "" : `, ${measure.label} ${written(measure, value)}`}`;
@@ -272,7 +272,7 @@ export class Wall {
     this.large.replaceChildren(
       ...places.slice(0, MOST).map(({ layer, head }) => {
         const canvas = el("canvas", { class: "thumb", attrs: { width: THUMB, height: THUMB, "aria-hidden": "true" } });
-        drawThumb(canvas, run, layer, head, table);
+        drawThumb(canvas, run, layer, head, table, this.context.state.aside);
         const lines = run.measures.slice(0, 4).map((one) => {
           const value = run.measure(layer, head, one.name);
           return value === null ? "" : el("span", {}, `${one.label} ${written(one, value)}`);

@@ -27,6 +27,10 @@ export function fitWall({ width, height, layers, heads, byLayer }: Board): { sid
     const columns = Math.min(layers, Math.floor((width + SPACE) / (LABEL + heads * one + SPACE)));
     if (columns > 0 && Math.ceil(layers / columns) * tall <= height) return { side, columns };
   }
-  const columns = Math.max(1, Math.floor((width + SPACE) / (LABEL + heads * (LEAST + 2 * GAP) + SPACE)));
-  return { side: LEAST, columns };
+  const least = LEAST + 2 * GAP;
+  const columns = Math.max(1, Math.floor((width + SPACE) / (LABEL + heads * least + SPACE)));
+  if (!byLayer || Math.ceil(layers / columns) * least <= 2 * height) return { side: LEAST, columns };
+  // Of what is scrolled for long anyway, as on a phone, a row is as wide as the screen.
+  const room = (width + SPACE) / columns - SPACE - LABEL;
+  return { side: Math.max(LEAST, Math.floor(room / heads) - 2 * GAP), columns };
 }

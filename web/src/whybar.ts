@@ -46,16 +46,20 @@ export class WhyBar {
     this.node = el(
       "div",
       { class: "why-bar", attrs: { role: "group", "aria-label": "ask why" } },
-      this.readings.node,
-      this.target.button,
-      this.readings.about,
-      this.edits.button,
+      el(
+        "div",
+        { class: "why-line", attrs: { role: "presentation" } },
+        this.readings.node,
+        this.target.button,
+        this.readings.about,
+        this.edits.button,
+        el("span", { class: "spring" }),
+        ...this.places.nodes,
+        this.python.button,
+        this.marks.button,
+      ),
       this.edits.chips,
       this.progress,
-      el("span", { class: "spring" }),
-      ...this.places.nodes,
-      this.python.button,
-      this.marks.button,
       this.edits.outcome,
     );
     context.store.on(["of"], () => this.fit());

@@ -19,6 +19,7 @@ export class WrittenView {
   private shownFor = "";
   private visible = false;
   private timer = 0;
+  private said: Promise<unknown> = Promise.resolve(); // to the server, of the pace
   private found: Written | null = null;
 
   // `follow` is told of the run that goes on from an alternative.
@@ -155,8 +156,12 @@ export class WrittenView {
   private async pace(what: string): Promise<void> {
     const run = this.context.run.value;
     if (!run) return;
+    // One after another: what was said last is what holds.
+    const { source } = this.context;
+    const said = this.said.then(() => source.file!(`/api/runs/${run.id}/pace`, sent("POST", { do: what })));
+    this.said = said.catch(() => undefined);
     try {
-      await this.context.source.file!(`/api/runs/${run.id}/pace`, sent("POST", { do: what }));
+      await said;
       await this.load();
     } catch (error) {
       this.context.failed(error, () => void this.pace(what));

@@ -9,6 +9,7 @@ import {
   paper,
   position,
   rampColor,
+  readingScale,
   rescaled,
   type Scale,
   show,
@@ -141,6 +142,13 @@ describe("thumbnails", () => {
     expect(table[0]).toBe(0);
     expect(table[1]).toBe(opaque(rampColor(LOG, 0)));
     expect(table[255]).toBe(opaque(rampColor(LOG, 1)));
+  });
+
+  test("of a reading shows what is next to nothing as the lowest colour, not as exactly 0", () => {
+    const carried = readingScale({ ...LOG, name: "linear" }, { most: 136, signed: false });
+    expect(thumbTable(carried)[128]).toBe(opaque(rampColor(carried, 0)));
+    const signed = readingScale({ ...LOG, name: "linear" }, { most: 3, signed: true });
+    expect(thumbTable(signed)[128]).toBe(opaque(signedColor(true, 0.5)));
   });
 });
 

@@ -19,7 +19,7 @@ describe("shading", () => {
     const shading = new Shading(Float32Array.of(0.6, 0.1, 0.3), LOOKS, true);
     expect(shading.skipsFirst).toBe(true);
     expect([0, 1, 2].map((i) => shading.strength(i))).toEqual([0, expect.closeTo((1 / 3) ** 0.6), 1]);
-    expect(shading.words(name, name)).toBe("what “t3” looks at; first token 60 %, set aside");
+    expect(shading.words(name, name)).toBe("what “t3” looks at; first token 60\u00a0%, set aside");
     expect(shading.ofRest(2)).toBeCloseTo(0.75, 6);
     expect(shading.top(8)).toEqual([2, 1]);
     const shown = new Shading(Float32Array.of(0.6, 0.1, 0.3), LOOKS, false);

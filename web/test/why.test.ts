@@ -21,6 +21,12 @@ describe("the wall", () => {
   test("a phone gets heads that a finger can hit", () => {
     expect(fitWall({ width: 360, height: 500, layers: 30, heads: 9, byLayer: false }).side).toBeGreaterThanOrEqual(24);
   });
+
+  test("what is scrolled on a phone is as wide as the phone", () => {
+    const { side, columns } = fitWall({ width: 362, height: 330, layers: 30, heads: 9, byLayer: true });
+    expect({ side, columns }).toEqual({ side: 30, columns: 1 });
+    expect(fitWall({ width: 362, height: 330, layers: 30, heads: 12, byLayer: true }).side).toBe(24);
+  });
 });
 
 describe("what a query looks at most", () => {

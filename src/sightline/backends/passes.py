@@ -17,6 +17,8 @@ from sightline.backends.tiles import Tile, bias_index, fold, row_numbers, scaled
 if TYPE_CHECKING:
     from sightline.backends.call import Call
 
+# Beyond this a row's number, rounded, no longer says closely enough what its weights sum to.
+COARSE = {torch.float32: 1e3, torch.float64: 1e9}
 # Scores of one step over all heads: 4 MiB in float32, so that a tile stays in the cache.
 _CELLS = 1 << 20
 
@@ -31,18 +33,29 @@ def forward(call: Call, seed: int, use_fused: bool) -> tuple[Tensor, Tensor]:
 
 
 def backward(
-    call: Call, seed: int, use_fused: bool, grad: Tensor, out: Tensor, row: Tensor, wants_bias: bool
+    call: Call,
+    seed: int,
+    use_fused: bool,
+    grad: Tensor,
+    out: Tensor,
+    row: Tensor,
+    wants_bias: bool,
+    *,
+    is_part: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The gradients of q, k, v, a dense bias and the sinks, from that of the output and what the forward pass gave."""
+    """The gradients of q, k, v, a dense bias and the sinks, from that of the output and what the forward pass gave.
+
+    `is_part`: the rows have other keys beside those of this call, and their numbers are of all of them.
+    """
     bias, sinks = call.bias if isinstance(call.bias, Tensor) else None, call.sinks
     grad_bias = torch.zeros_like(bias, dtype=call.compute_dtype) if wants_bias and bias is not None else None
-    grads = None
-    if use_fused and grad_bias is None and _all_finite(grad, out):
+    grads, rest = None, None if is_part else _rest(call, row)
+    if use_fused and grad_bias is None and rest is None and _all_finite(grad, out):
         grads = cpu_bands.backward(call, grad, out, row)
         if call.mask is not None and not _all_finite(*grads):
             grads = None  # 0 * NaN is NaN: what is hidden has reached others
     if grads is None:
-        grads = _backward(call, seed, grad, out, row, grad_bias)
+        grads = _backward(call, seed, grad, out, row, grad_bias, rest)
     grad_sinks = None
     if sinks is not None:
         delta = (grad.to(row.dtype) * out.to(row.dtype)).sum(-1)
@@ -51,6 +64,35 @@ def backward(
     grad_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
     grad_q, grad_k, grad_v = (g.to(call.q.dtype) for g in grads)
     return grad_q, grad_k, grad_v, grad_bias, grad_sinks
+
+
+def loses_rows(call: Call, bias: Tensor) -> bool:
+    """Whether torch's CPU kernel would get gradients of a call wrong: the lse of some rows says -1e9 and no more."""
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
+    if not learns or not bias.is_cpu or not bias.numel() or unreadable(bias):
+        return False
+    largest = bias.detach().amax(-1) if call.mask is None else bias.detach()
+    return bool((largest.isfinite() & (largest.abs() > COARSE[call.compute_dtype])).any())
+
+
+def _rest(call: Call, row: Tensor) -> Tensor | None:
+    """What the number of every row lacks, where a row has one so large that rounding takes its digits; else None.
+
+    A bias of -1e9 over a whole row leaves it uniform, and its lse says -1e9: the logarithm of how many keys there are
+    is gone. The forward pass had the sum; here it is made once more.
+    """
+    if not call.normalizer.is_softmax or row.device.type != "cpu" or unreadable(row) or call.bias is None:
+        return None
+    if not bool((row.isfinite() & (row.abs() > COARSE[row.dtype])).any()):
+        return None
+    level = row.masked_fill(~row.isfinite(), 0.0)
+    sums = torch.zeros_like(row) if call.sinks is None else (call.sinks[..., None].to(row.dtype) - level).exp()
+    for rows, columns in visit(call.sizes, call.mask, *_tile_size(call)):
+        q_rows = scaled_rows(call, rows)
+        for column in columns:
+            scores = score_tile(call, q_rows, rows, column).scores
+            sums[..., rows] += (scores - level[..., rows, None]).exp().sum(-1)
+    return sums.log().masked_fill(sums == 0, 0.0)
 
 
 def _tile_size(call: Call) -> tuple[int, int]:
@@ -150,7 +192,13 @@ def _product(cells: Tensor, x: Tensor, seen: Tensor | None) -> Tensor:
 
 
 def _backward(
-    call: Call, seed: int, grad: Tensor, out: Tensor, row: Tensor, grad_bias: Tensor | None
+    call: Call,
+    seed: int,
+    grad: Tensor,
+    out: Tensor,
+    row: Tensor,
+    grad_bias: Tensor | None,
+    rest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     s, dtype = call.sizes, call.compute_dtype
     careful = call.mask is not None and not _all_finite(call.q, call.k, call.v, grad, out)
@@ -163,7 +211,11 @@ def _backward(
         total = torch.zeros_like(q_rows)
         for column in columns:
             tile, span = score_tile(call, q_rows, rows, column), column.span
-            weights = call.normalizer.weights(tile.scores, number, tile.visible)
+            if rest is None:
+                weights = call.normalizer.weights(tile.scores, number, tile.visible)
+            else:  # two subtractions: beside a number of -1e9 the rest would be lost
+                near = tile.scores - number.masked_fill(number == -torch.inf, 0.0)
+                weights = call.normalizer.weights(near, rest[..., rows, None], tile.visible)
             if careful and tile.visible is not None:
                 weights = weights.masked_fill(~tile.visible, 0.0)
             seen = _seen(call, tile, weights, careful)

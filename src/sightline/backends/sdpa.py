@@ -24,6 +24,7 @@ from sightline.backends.empty_rows import blind_rows, find
 from sightline.backends.grouped_rows import HALF, packed, unpacked
 from sightline.backends.mask_cache import MOST, Kept
 from sightline.backends.nonfinite import nan_of_infinity, spoiled
+from sightline.backends.passes import loses_rows
 from sightline.backends.plans import attend, is_new
 from sightline.masks import Band, Dense, Mask, Padding
 from sightline.masks.changes import may_keep
@@ -54,6 +55,8 @@ def refuses(call: Call) -> str | None:
     if call.bias is not None and not isinstance(call.bias, Tensor):
         return "SDPA would need this bias written out as queries x keys"
     mask = call.mask
+    if not plain and bias is not None and loses_rows(call, bias):
+        return "SDPA's backward pass rounds the sum of rows that a bias moves by large numbers as a whole"
     if mask is None or isinstance(mask, (Dense, Padding)) or stretch(mask, call.sizes.queries, call.sizes.keys):
         return None
     if is_causal(call) and call.bias is None:
@@ -372,16 +375,14 @@ def _cpu_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _cuda_cudnn(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        ready.q, ready.k, ready.v, None, True, 0.0, ready.causal, False, scale=scale
-    )
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, lse, *_ = kernel(ready.q, ready.k, ready.v, None, True, 0.0, ready.causal, False, scale=scale)
     return out, lse.squeeze(-1) if lse.dim() == 4 else lse
 
 
 def _cuda_flash(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
-    width = ready.q.shape[-1]
-    # As SDPA itself does: the kernel wants heads in multiples of 8.
-    q, k, v = (F.pad(t, (0, -width % 8)) for t in (ready.q, ready.k, ready.v))
+    width = ready.q.shape[-1]  # in multiples of 8, as SDPA itself gives it; a pad by nothing would be a copy
+    q, k, v = (F.pad(t, (0, -width % 8)) if width % 8 else t for t in (ready.q, ready.k, ready.v))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, ready.causal, False, scale=scale)
     return out[..., :width], lse
 
@@ -390,8 +391,8 @@ def _cuda_efficient(ready: _Ready, scale: float) -> tuple[Tensor, Tensor]:
     table = _additive(ready)
     if table is not None:
         table = table.expand(*ready.q.shape[:-1], ready.k.shape[-2])
-        # The kernel reads rows of the table in steps of 16 bytes.
-        table = F.pad(table, (0, -table.shape[-1] % 16))[..., : table.shape[-1]]
+        if (s := table.shape[-1]) % 16:  # the kernel reads rows of the table in steps of 16 bytes
+            table = F.pad(table, (0, -s % 16))[..., :s]
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         ready.q, ready.k, ready.v, table, True, 0.0, ready.causal, scale=scale
     )

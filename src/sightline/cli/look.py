@@ -16,6 +16,7 @@ import typer
 from sightline.cli import edited
 from sightline.devices import HELP
 from sightline.errors import InputError
+from sightline.explore.aims import Aim
 from sightline.explore.model_runs import Models, RunRequest, watched
 from sightline.explore.report import report as report_page
 from sightline.explore.run import Run, as_run
@@ -79,7 +80,8 @@ def look(
     name = known.first()
     with folder(None if as_page else out) as place:
         wanted = None if target is None else mattered.target_of(*known.get(name)[::-1], name, target, instead)
-        run, y = watched_run(known, name, content, layers, place, wanted if reads else None)
+        aim = Aim(target, instead or "") if reads and target is not None else None
+        run, y = watched_run(known, name, content, layers, place, wanted if reads else None, aim)
         console = Console(highlight=False)
         less = "" if instead is None else f" less that of {instead!r}"
         what = f"{name}: the logit of {target!r}{less}"
@@ -168,7 +170,13 @@ def folder(out: Path | None) -> Iterator[Path]:
 
 
 def watched_run(
-    models: Models, name: str, text: str, layers: str | None, place: Path, target: Any = None
+    models: Models,
+    name: str,
+    text: str,
+    layers: str | None,
+    place: Path,
+    target: Any = None,
+    aim: Aim | None = None,
 ) -> tuple[Run, float | None]:
     """Run the model with a progress bar on the standard error, if someone looks at it; and what the target is."""
     from rich.console import Console
@@ -183,7 +191,7 @@ def watched_run(
             progress.update(task, description=stage, completed=done or 0, total=total)
 
         model, tokenizer = models.get(name)
-        y = watched(model, tokenizer, RunRequest(text, name, layers), place, report, target=target)
+        y = watched(model, tokenizer, RunRequest(text, name, layers), place, report, target=target, aim=aim)
     return as_run("look", load(place), origin=place.name), y
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -32,27 +36,33 @@ def survey(
     Killed at any moment it goes on where it was when it is started again. Ctrl-C stops it.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[pace]}"),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading texts", total=None, rate="")
+    first: tuple[float, int] | None = None  # when it began, and how many were done before
+    last = 0, 0
+    with (
+        _telling(lambda: f"{last[0]} of {last[1]} texts are in {out}" if last[0] else ""),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
+        task = progress.add_task("reading texts", total=None, pace="")
 
         def report(done: int, total: int, errors: int) -> None:
-            speed = progress.tasks[0].speed
+            nonlocal first, last
+            now, last = time.monotonic(), (done, total)
+            first = first or (now, done)
             progress.update(
                 task,
                 description=f"{errors} errors" if errors else "texts",
                 completed=done,
                 total=total,
-                rate=f"{speed:.1f}/s" if speed else "",
+                pace=pace(done - first[1], total - done, now - first[0]),
             )
 
         found = run_survey(
@@ -71,3 +81,27 @@ def survey(
         )
     failed = f"; {found.errors} could not be run, and say why in their rows" if found.errors else ""
     typer.echo(f"{found.texts} texts in {out}{failed}.\nNext, a page of all heads: sightline atlas {out}")
+
+
+def pace(done: int, left: int, seconds: float) -> str:
+    """How quick a survey is, and how long it will take: the mean since it began, since parts come in bursts.
+
+    >>> pace(30, 90, 60.0), pace(1, 2, 90.0), pace(0, 9, 5.0)
+    ('30.0 a minute, 0:03:00 left', '40.0 an hour, 0:03:00 left', '')
+    """
+    if not done or seconds <= 0:
+        return ""
+    rate = done / seconds
+    unit, length = ("a second", 1) if rate >= 1 else ("a minute", 60) if 60 * rate >= 1 else ("an hour", 3600)
+    return f"{rate * length:.1f} {unit}, {timedelta(seconds=round(left / rate))} left"
+
+
+@contextmanager
+def _telling(done: Callable[[], str]) -> Iterator[None]:
+    """At Ctrl-C say what is done, when the bar has gone."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if done():
+            typer.echo(f"Stopped: {done()}; the same command goes on.", err=True)
+        raise

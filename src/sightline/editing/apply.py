@@ -26,20 +26,23 @@ if TYPE_CHECKING:
 
 def apply(acts: list[Act], attended: Attended, real: Tensor | None) -> Edited:
     """The output of a call, its weights where the model has them, and what a watch is to see of it."""
-    call, out, weights = attended.call, attended.out, attended.weights
+    call, weights = attended.call, attended.weights
     inputs = [act for act in acts if act.step in INPUT]
-    edited = Edited(out, weights)
-    if inputs:
+    if not inputs:
+        out = attended.given
+        edited = Edited(out, weights)
+    else:
         block = Block(call, inputs)
         changed = [act for act in inputs if act.step in MAP]
         row = None
         if attended.watched:
             row = rows_only(call) if attended.row is None else attended.row
-        in_pieces = pieces.cut(block, out, row)
+        in_pieces = pieces.cut(block, attended, row)
         if in_pieces is None:
-            out = block.put(out, block.output(), block.touched(inputs))
+            out = block.put(attended.given, block.output(), block.touched(inputs))
         else:
             out = in_pieces[0]
+        edited = Edited(out, weights)
         if attended.watched:
             edited = shown(
                 attended._replace(row=row), block, changed, edited, None if in_pieces is None else in_pieces[1]

@@ -223,7 +223,7 @@ class Editor:
             check_by_hand(name, acts, attended.by_hand)
         edits = [act.edit for act in acts]
         if not acts:
-            return Edited(attended.out, attended.weights)
+            return Edited(attended.given, attended.weights)
         again = torch._C._current_graph_task_id() != -1
         if in_checkpoint():
             self._check_again(name, [edit for editor, _ in editing for edit in editor.list], again)
@@ -356,9 +356,13 @@ class Editor:
         return self.one or self.reached.get(f"{name}#{self.counts.get(name, 0) + 1}") == keys - 1
 
     def note(self, name: str, first_query: int, end_key: int) -> None:
-        """A call that is not edited: its queries stand where those of the others do."""
-        if first_query >= 0:
-            self.at = first_query
+        """A call that is not edited: its queries stand where those of the others do, and end with its keys."""
+        if first_query < 0:
+            return
+        self.at = first_query
+        if torch._C._current_graph_task_id() == -1:
+            self.counts[name] = self.counts.get(name, 0) + 1
+            self.reached[f"{name}#{self.counts[name]}"] = end_key
 
     def record(self, module: nn.Module, name: str, looked: Looked) -> None:
         """Who edits keeps no account."""

@@ -34,18 +34,23 @@ class Block:
 
     def __init__(self, call: Call, acts: list[Act], everything: bool = False) -> None:
         self.call, self.acts, self.place = call, acts, acts[0].place
-        device = call.device
         self.members, self.heads, self.rows = (
             (torch.stack([getattr(act, axis) for act in acts]).any(0) | everything).nonzero().flatten()
             for axis in ("examples", "heads", "rows")
         )
-        self.at = (
-            self.members.view(-1, 1, 1).to(device),
-            self.heads.view(1, -1, 1).to(device),
-            self.rows.view(1, 1, -1).to(device),
-        )
-        groups = call.sizes.groups
-        self.key_heads = (self.heads // groups).to(device)
+
+    # Who needs these waits for the GPU: cuts by pieces do without.
+
+    @cached_property
+    def at(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the block is in a tensor of the call."""
+        device = self.call.device
+        members, heads, rows = self.members, self.heads, self.rows
+        return members.view(-1, 1, 1).to(device), heads.view(1, -1, 1).to(device), rows.view(1, 1, -1).to(device)
+
+    @cached_property
+    def key_heads(self) -> Tensor:
+        return (self.heads // self.call.sizes.groups).to(self.call.device)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,22 +1,12 @@
 """Cuts by the plain kernel: what is left of a row's keys is done piece by piece, and joined by the pieces' lse.
 
-A rectangle that is cut leaves rectangles. Where a causal mask crosses one of these, it is cut once more, so that every
-piece is all visible, or a square under its diagonal: what torch's own kernel does at its best. With `x` cut, and the
-pieces of rows 3 to 7 numbered:
-
-```
- row 3   1 x x 2
- row 4   1 x x 2 2
- row 5   1 x x 2 2 2
- row 6   1 x x 2 2 2 2
-```
-
-Rows that see nothing of what is cut are left as they are. A cut by a rule is one piece, and the rule stays a rule.
-Memory is linear in the context, forwards and backwards.
+Rows that see nothing of what is cut are left as they are; the others are done some heads at a time (`editing/rows.py`).
+A cut by a rule is one piece, and the rule stays a rule. Memory is linear in the context, forwards and backwards.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,26 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sightline.backends import cpu_bands, passes
-from sightline.backends.derivatives import no_forward, no_second
+from sightline.backends.nonfinite import transformed
 from sightline.editing.cells import Picked, Uncut
-from sightline.lens.levels import Levels
-from sightline.lens.rows import output_and_rows
-from sightline.parallel.places import Piece, Whole
-from sightline.parallel.places import block as piece_of
-from sightline.parallel.ring import join
+from sightline.editing.rows import CutRows, Recipe
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.editing.maps import Block
     from sightline.editing.plan import Act
     from sightline.masks import Mask
+    from sightline.watching.intercept.looked import Attended
 
 # Cells of the touched rows from which on pieces are faster than their map, and more pieces than are worth a call each.
 SMALL, MOST = 1 << 20, 64
-# Beyond these an lse is too coarse to join pieces by: what it lacks is measured.
-_COARSE = {torch.float64: 1e5, torch.float32: 64.0}
-_COARSE_IN_HALF = 4096.0
+# What some heads are added up in, in float32: as many are done at once.
+BYTES = 1 << 27
 
 
 class Cut(NamedTuple):
@@ -57,7 +42,7 @@ class Cut(NamedTuple):
     touched: Tensor | None = None  # `[members, heads, rows]`: which rows are meant, where that is not all of them
 
 
-def cut(block: Block, out: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+def cut(block: Block, attended: Attended, row: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
     """The output of a call, and the lse of its keys if that is given, with the rows of a block done again.
 
     None if the edits of the block are others than cuts, or are sooner done on their map.
@@ -65,23 +50,91 @@ def cut(block: Block, out: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor |
     cuts = plan(block)
     if cuts is None:
         return None
-    call = block.call
-    out = out.clone()  # gradients flow through what is written into it
+    call, given, fresh = block.call, attended.out, attended.fresh
+    if given is None and (left := _left(cuts, call)) is not None:
+        cuts, given = cuts + left, _empty(call)
+    out = attended.given if given is None else given
+    learns = torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in (out, call.q, call.k, call.v, call.sinks)
+    )
+    if learns or transformed() or not fresh:
+        out = out.clone()  # gradients flow through what is written into it
     row = None if row is None else row.clone()
-    for one in cuts:
-        part = _selected(call, one)
-        recipe = _Recipe(part.replace(q=None, k=None, v=None, sinks=None), one, call.sizes.queries)
-        with torch.autocast(call.device.type, enabled=False):
-            new, lse = _Cut.apply(part.q, part.k, part.v, part.sinks, recipe)
-        at = _index(one, call)
-        if one.touched is not None:
-            marks = one.touched.to(call.device)
-            new = torch.where(marks[..., None], new, out[at])
-            lse = lse if row is None else torch.where(marks, lse.to(row.dtype), row[at])
-        out[at] = new.to(out.dtype)
-        if row is not None:
-            row[at] = lse.to(row.dtype)
+    parts = cuts if learns else [part for one in cuts for part in _divided(one, call)]
+    coarse = [_put(one, call, out, row, None if learns else False) for one in parts]
+    # All is on its way before anybody waits for a GPU's answer.
+    if not learns and coarse and bool(torch.stack(coarse).any()):
+        for one, is_coarse in zip(parts, coarse, strict=True):
+            if bool(is_coarse):
+                _put(one, call, out, row, True)
     return out, row
+
+
+def _left(cuts: list[Cut], call: Call) -> list[Cut] | None:
+    """The rows above those of some cuts, if these take the lower half or more of all heads.
+
+    The model's own kernel need not run then: what it gave of all rows would be thrown away but for these.
+    """
+    s = call.sizes
+    every = sum(len(one.members) * len(one.heads) for one in cuts) == math.prod(s.batch) * s.heads
+    if not every or any(
+        one.touched is not None or one.rows.stop < s.queries or one.rows.start > s.queries // 2 for one in cuts
+    ):
+        return None
+    return [one._replace(rows=slice(0, one.rows.start), runs=[slice(0, s.keys)]) for one in cuts if one.rows.start]
+
+
+def _empty(call: Call) -> Tensor:
+    """Memory for an output; its axes lie there as those of the queries do, as torch's kernels have it."""
+    s, q = call.sizes, call.q
+    return torch.empty_like(q if s.value_dim == s.dim else q[..., :1].expand(*q.shape[:-1], s.value_dim))
+
+
+def _put(one: Cut, call: Call, out: Tensor, row: Tensor | None, measured: bool | None) -> Tensor:
+    """Do the rows of a cut, and put them where they belong; whether some lse was too coarse to join pieces by."""
+    part = _selected(call, one)
+    bare = part.replace(q=None, k=None, v=None, sinks=None)
+    recipe = Recipe(bare, one.rows, one.runs, one.mask, call.sizes.queries, measured)
+    with torch.autocast(call.device.type, enabled=False):
+        new, lse, coarse = CutRows.apply(part.q, part.k, part.v, part.sinks, recipe)
+    at = _index(one, call)
+    if one.touched is not None:
+        marks = one.touched.to(call.device)
+        new = torch.where(marks[..., None], new.to(out.dtype), out[at])
+        lse = lse if row is None else torch.where(marks, lse.to(row.dtype), row[at])
+    out[at] = new.to(out.dtype)
+    if row is not None:
+        row[at] = lse.to(row.dtype)
+    return coarse
+
+
+def _divided(one: Cut, call: Call) -> Iterator[Cut]:
+    """The same, so many members and heads at a time that what they are added up in fits into memory."""
+    members, heads, groups = len(one.members), len(one.heads), call.sizes.groups
+    count = max(1, BYTES // max(1, (one.rows.stop - one.rows.start) * call.sizes.value_dim * 4))
+    if count >= heads:
+        width, height = heads, min(members, count // heads)
+    else:
+        # Heads that share keys stay together, or are divided evenly.
+        width, height = count - count % groups if count >= groups else _divisor(groups, count), 1
+    for i in range(0, members, height):
+        for j in range(0, heads, width):
+            yield _part(one, slice(i, min(i + height, members)), slice(j, min(j + width, heads)))
+
+
+def _divisor(number: int, most: int) -> int:
+    return next(n for n in range(most, 0, -1) if number % n == 0)
+
+
+def _part(one: Cut, members: slice, heads: slice) -> Cut:
+    """Some members and heads of a cut."""
+    if (members, heads) == (slice(0, len(one.members)), slice(0, len(one.heads))):
+        return one
+    mask = one.mask
+    if mask is not None and not mask.is_positional:
+        mask = Picked.of(mask, *(list(range(some.start, some.stop)) for some in (members, heads)))
+    touched = None if one.touched is None else one.touched[members, heads]
+    return one._replace(members=one.members[members], heads=one.heads[heads], mask=mask, touched=touched)
 
 
 def plan(block: Block) -> list[Cut] | None:
@@ -207,124 +260,3 @@ def _runs(left: Tensor) -> list[slice]:
     steps = torch.diff(left.to(torch.int8), prepend=left.new_zeros(1).to(torch.int8))
     edges = steps.nonzero().flatten().tolist() + ([len(left)] if len(left) and left[-1] else [])
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-
-
-class _Recipe(NamedTuple):
-    """All of a part of a call but its tensors."""
-
-    call: Call
-    cut: Cut
-    queries: int  # of the whole call
-
-    def pieces(self) -> Iterator[tuple[Piece, Piece]]:
-        """Rows and keys that one call of the kernel takes."""
-        rows, keys, band = self.cut.rows, self.call.sizes.keys, None if self.cut.mask is None else self.cut.mask.band
-        offset = None
-        if band is not None and band.right == 0 and band.left is None:
-            offset = band.offset(self.queries, keys)
-        for run in self.cut.runs:
-            for some, columns in [(rows, run)] if offset is None else _under_diagonal(rows, run, offset):
-                if some.start < some.stop and columns.start < columns.stop:
-                    local = slice(some.start - rows.start, some.stop - rows.start)
-                    yield Piece(local, some.start), Piece(columns, columns.start)
-
-    def parts(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Call, slice, slice]]:
-        """The same as calls, with their local rows and their keys; those that see nothing are left out."""
-        whole, call = Whole(self.queries, self.call.sizes.keys, self.cut.mask, None), self.call.replace(q=q)
-        for rows, columns in self.pieces():
-            part = piece_of(call, whole, k, v, rows, columns)
-            if part is not None:
-                yield part, rows.local, columns.local
-
-
-def _under_diagonal(rows: slice, run: slice, offset: int) -> list[tuple[slice, slice]]:
-    """A rectangle of a causal map as pieces that are all visible, or squares under the diagonal.
-
-    >>> [(f"{r.start}-{r.stop}", f"{c.start}-{c.stop}") for r, c in _under_diagonal(slice(3, 7), slice(0, 5), 0)]
-    [('3-7', '0-3'), ('3-5', '3-5'), ('5-7', '3-5')]
-    """
-    first, stop = rows.start + offset, rows.stop + offset
-    at = min(max(run.start, first), run.stop)  # here the diagonal enters
-    end = max(at, min(run.stop, stop))  # and here it leaves
-    return [
-        (rows, slice(run.start, at)),
-        (slice(at - offset, end - offset), slice(at, end)),
-        (slice(max(end - offset, rows.start), rows.stop), slice(at, end)),
-    ]
-
-
-def _number(part: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """The output of a piece, its lse, and what that lacks."""
-    out, number = output_and_rows(part, "auto")
-    coarse = (number.abs() > _COARSE.get(part.q.dtype, _COARSE_IN_HALF)) & number.isfinite()
-    rest = torch.zeros_like(number)
-    if bool(coarse.any()):
-        levels = Levels(part, number)
-        rest = levels.rest(slice(0, part.sizes.queries)) if levels.any() else rest
-    return out, number, rest
-
-
-class _Cut(torch.autograd.Function):
-    """Some rows over the keys that are left to them: the output, and the lse of these keys."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, recipe: _Recipe
-    ) -> tuple[Tensor, Tensor]:
-        s, dtype = recipe.call.sizes, recipe.call.replace(q=q).compute_dtype
-        shape = (*s.batch, s.heads, s.queries)
-        out = torch.zeros(*shape, s.value_dim, dtype=dtype, device=q.device)
-        largest = torch.full(shape, -torch.inf, dtype=dtype, device=q.device)
-        sums = torch.zeros_like(largest)
-        for part, rows, _ in recipe.parts(q, k, v):
-            join(out[..., rows, :], largest[..., rows], sums[..., rows], *_number(part))
-        number = total = torch.where(sums > 0, largest + sums.log(), largest)
-        if sinks is not None:
-            out, total = cpu_bands.with_sinks(sinks, out, number)
-        out = out.to(q.dtype)
-        ctx.recipe = recipe
-        ctx.save_for_backward(q, k, v, sinks, out, total)
-        ctx.mark_non_differentiable(number)
-        return out, number
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
-        return (*_CutBackward.apply(grad, *ctx.saved_tensors, ctx.recipe), None)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Any:
-        no_forward("an edit of long rows")
-
-
-class _CutBackward(torch.autograd.Function):
-    """The backward pass as a function of its own, which refuses a gradient of itself in words."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-        out: Tensor,
-        total: Tensor,
-        recipe: _Recipe,
-    ) -> tuple:
-        dtype = recipe.call.replace(q=q).compute_dtype
-        grads = [torch.zeros_like(t, dtype=dtype) for t in (q, k, v)]
-        for part, rows, columns in recipe.parts(q, k, v):
-            some = (grad[..., rows, :], out[..., rows, :], total[..., rows])
-            found = passes.backward(part, 0, cpu_bands.can(part), *some, False)[:3]
-            for whole, span, new in zip(grads, (rows, columns, columns), found, strict=True):
-                whole[..., span, :] += new
-        grad_sinks = None
-        if sinks is not None:
-            delta = (grad.to(dtype) * out.to(dtype)).sum(-1)
-            share = (sinks[..., None].to(dtype) - total.masked_fill(total == -torch.inf, 0.0)).exp()
-            grad_sinks = -(share * delta).sum(-1).to(sinks.dtype)
-        return *(g.to(t.dtype) for g, t in zip(grads, (q, k, v))), grad_sinks
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        no_second("an edit of long rows")

@@ -36,10 +36,11 @@ class Probe(Editor):
 
     def edit(self, name: str, attended: Attended, editing: list[tuple[Editor, str]]) -> Edited:
         others = [(editor, called) for editor, called in editing if editor is not self]
-        edited = Edited(attended.out, attended.weights)
         if others:
             first, called = others[0]
             edited = first.edit(called, attended, others)
+        else:
+            edited = Edited(attended.given, attended.weights)
         place = self._place(name, attended)
         self.heads[name] = attended.call.sizes.heads
         # Nothing is added to it but a place in the graph: the model may be frozen.

@@ -78,15 +78,14 @@ def shown(attended: Attended, block: Block, acts: list[Act], edited: Edited, kno
             q = block.put(q, torch.zeros_like(block.q, dtype=q.dtype), as_told)
         lse, divisor, mass = (torch.cat(x, -1) for x in zip(*(_sums(block, strip) for strip in block.strips())))
         assert attended.row is not None
-        lost = None
+        lost, row = None, block.put(attended.row.to(lse.dtype), lse, touched)
         if told or lose:
             less = as_told | block.touched(lose)
-            lse = torch.where(less, torch.where(as_told, 0.0, divisor) + mass.log(), lse)
-            before = attended.row.to(lse.dtype)
-            lost = torch.zeros_like(before) if call.sinks is None else sink_takes(call.sinks, before)
+            # A sink takes its share beside the keys as they are edited.
+            lost = torch.zeros_like(row) if call.sinks is None else sink_takes(call.sinks, row)
             lost = block.put(lost, _lost(mass), less)
             lost = None if call.sinks is None and not bool((lost > _EXACT).any()) else lost
-        row = block.put(attended.row.to(lse.dtype), lse, touched)
+            row = block.put(row, torch.where(as_told, 0.0, divisor) + mass.log(), less)
         mask = _uncut(call, acts)
         bias = EditedBias(block, touched, as_told)
         sizes = call.sizes._replace(kv_heads=k.shape[1])

@@ -10,7 +10,7 @@ from sightline.explore import measures
 from sightline.explore.head_view import HeadView
 from sightline.explore.overview import Overview, cells_of
 from sightline.explore.pyramid import DIRECT
-from sightline.explore.run import Run
+from sightline.explore.run import Layer, Run
 
 # Cells that are looked at in one go, and bins of an overview before the search gives up.
 BAND, BINS = 1 << 20, 256
@@ -27,10 +27,15 @@ class Link(NamedTuple):
 
 
 class Special(NamedTuple):
-    """Which queries and which keys are no words, such as [SEP]."""
+    """Which queries and which keys are no words, such as [SEP]; and whether keys are of another text."""
 
     queries: np.ndarray
     keys: np.ndarray
+    elsewhere: bool = False
+
+    @classmethod
+    def of(cls, run: Run, layer: Layer) -> Special:
+        return cls(run.special_queries(layer), run.special_keys(layer), layer.cross)
 
 
 def first_head(run: Run, heads: list[list[measures.Measures]]) -> tuple[int, int]:
@@ -56,8 +61,7 @@ def first_head(run: Run, heads: list[list[measures.Measures]]) -> tuple[int, int
 
 def link_of(run: Run, layer: int, head: int) -> Link | None:
     """The strongest link between two words of a run."""
-    about = run.layer(layer)
-    return strongest_link(run.view(layer, head), Special(run.special_queries(about), run.special_keys(about)))
+    return strongest_link(run.view(layer, head), Special.of(run, run.layer(layer)))
 
 
 def strongest_link(view: HeadView, special: Special | None = None) -> Link | None:
@@ -110,7 +114,9 @@ def not_plain(view: HeadView, rows: slice, columns: slice, special: Special | No
     # Query i stands at key i + keys - queries.
     place = np.arange(rows.start, rows.stop)[:, None] + view.keys - view.queries
     key = np.arange(columns.start, columns.stop)
-    plain = (key == 0) | (abs(key - place) <= 1)
+    plain = np.broadcast_to(key == 0, (len(place), len(key)))
+    if special is None or not special.elsewhere:  # keys of a memory have no place beside a query
+        plain = plain | (abs(key - place) <= 1)
     if special is not None:
-        plain |= special.keys[columns] | special.queries[rows, None]
+        plain = plain | special.keys[columns] | special.queries[rows, None]
     return ~plain

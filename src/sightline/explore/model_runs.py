@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from sightline.devices import find_device
 from sightline.editing import edit
 from sightline.errors import InputError
+from sightline.explore.aims import Aim
 from sightline.explore.changes import edits_of
 from sightline.explore.once_more import Report, attention_layers, each_layer
 from sightline.explore.reasons import left_out
@@ -166,11 +168,12 @@ def watched(
     growing: Callable[[Seen], None] | None = None,
     pace: Pace | None = None,
     target: Callable[[Any], Tensor] | None = None,
+    aim: Aim | None = None,
 ) -> float | None:
     """Run a model on a text and write what it attended to into a folder; `growing` is given what is there meanwhile.
 
     `pace` is told of every token that is written, and may hold the next one back. With a target, also what mattered
-    for it; gives its number.
+    for it, kept under the words of its aim; gives its number.
     """
     encoding = _encoded(tokenizer, request)
     ids, context = list(encoding.ids), getattr(model, "context", None)
@@ -218,9 +221,11 @@ def watched(
                 report(stage="what mattered")
                 y = target(out)
                 seen.backward(y)
+                if aim is not None:
+                    seen.meta["mattered_for"] = {**vars(aim), "value": float(y.detach())}
         else:
             writing = Writing(tokenizer, ids, request.begun)
-            _generate(model, request, writing, seen, report, Peek(folder, growing, wait=0.0), pace)
+            _generate(model, request, writing, seen, report, Peek(folder, _telling(growing, writing), wait=0.0), pace)
     report(stage="finishing")
     return None if y is None else float(y.detach())
 
@@ -298,8 +303,10 @@ def _generate(
 ) -> None:
     """Token by token; what has been written so far is handed out whenever the folder has grown."""
     stream, text = TextStream(writing.tokenizer, writing.ids), []
-    report(stage="reading the text", done=0, total=request.generate)
-    for i, (token,) in enumerate(new_tokens(model, [list(writing.ids)], writing, request.generate), start=1):
+    steps = iter(new_tokens(model, [list(writing.ids)], writing, request.generate))
+    with progress(model, report, "reading the text", lambda: None):
+        first = list(islice(steps, 1))  # the whole text is read before it
+    for i, (token,) in enumerate(chain(first, steps), start=1):
         if token in model.special.eos and i > len(request.begun):
             writing.tokens.pop()
             break
@@ -314,6 +321,18 @@ def _generate(
             if pace.stopped:
                 break
     seen.meta |= {"text": request.text + "".join(text) + stream.end(), "written": writing.about()}
+
+
+def _telling(growing: Callable[[Seen], None] | None, writing: Writing) -> Callable[[Seen], None] | None:
+    """The same, and every run that is handed out says what is written: its folder may be older than that."""
+    if growing is None:
+        return None
+
+    def told(there: Seen) -> None:
+        there.meta.setdefault("written", writing.about())
+        growing(there)
+
+    return told
 
 
 class Peek:

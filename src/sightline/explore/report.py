@@ -3,8 +3,9 @@
 It holds every head's thumbnail and portrait, the tokens, and the maps of heads: of a short text all of them with their
 exact weights; of a longer one those of the most interesting heads, in at most 512 bins a side, as bytes on a
 logarithmic scale that are right to 3.3 %, with the exact weights of the eight strongest keys of every query. Readings
-of a short text that were made are in it too, cell by cell; so are the picture of a vision model, bookmarks, and what
-was written. What it lacks (steps, rollout, exact cells of long maps) it says.
+of a short text that were made are in it too, cell by cell; so are the exact effects of heads that were found, the
+picture of a vision model, bookmarks, and what was written. What it lacks (steps, rollout, exact cells of long maps) it
+says.
 """
 
 from __future__ import annotations
@@ -111,6 +112,9 @@ def _is_exact(run: Run) -> bool:
 def _numbers(run: Run) -> dict[str, Any]:
     """What is known of the heads of a run, or of a reading of one."""
     about = readings.about(run)
+    own = None if run.base is None else run.base.meta.get("mattered_for")
+    if own is not None and about["aim"] is None:  # what it was watched for, as `sightline look --target` says
+        about |= {"aim": {name: own[name] for name in ("token", "than", "after")}, "value": own["value"]}
     most = None if run.base is None else readings.most(run)
     pictures = [
         np.stack([thumbs.thumb(run.view(layer.index, head).pyramid, most=most)[0] for head in range(layer.heads)])
@@ -147,11 +151,14 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 
 def _kept(base: Run, shown: Run) -> dict[str, Any]:
-    """What is known beside the maps: the picture, bookmarks, what the model wrote, and which reading was asked for."""
+    """What is known beside the maps: the picture, bookmarks, what was written, effects (the newest first), and which
+    reading was asked for.
+    """
     written = base.meta.get("written")
     picture = images.embedded(base)
     return {
         "marks": bookmarks.read(base),
+        "effects": list(base.effects.values())[::-1],
         **({} if written is None else {"written": written}),
         **({} if picture is None else {"picture": picture}),
         **({} if shown is base else {"shown": shown.id}),

@@ -1,183 +1,73 @@
-"""Readings of every cell on a GPU, summed up by key and by pixel: a pass with two products a tile, q.k and g.v.
+"""Readings of every cell on a GPU, summed up by key and by pixel, in one pass over the map by `reading_program`.
 
-A program owns a block of columns, whose keys and values it holds, and walks over the rows that see them, a band after
-the other. Of a picture, a band is one line of pixels, or, where these are lower than a tile, a tile of several. What a
-column has is added up by its program alone, in the order of the rows. What a pixel has comes from several programs: it
-is added as whole numbers of 64 bits (fixed point), or is a maximum: the same bits in any order.
+What a column has is added up by its program alone, in the order of the rows. What a pixel has comes from few programs:
+it is the sum of two numbers at most, or added as whole numbers of 64 bits (fixed point), or a maximum: the same bits in
+any order. The same pass leaves the largest cell of every row in each of many stretches of columns, some maps at a time,
+for `reading_edges`.
 
-Limits: as `look`; values of up to 256, of the dtype of g; all numbers finite. Tested in Triton's interpreter (3.7), and
-not yet run on a GPU: on each machine it is tried before it is used (`lens/gpu/reading_trial.py`).
+Limits: as `look`; heads and values of up to 128 (`lens/gpu/readings.py` says why), values of the dtype of g; all
+numbers finite. On each machine it is tried before it is used (`lens/gpu/reading_trial.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.launch import kernel, launch, on_its_device
-from sightline.kernels.map_tile import as_bfloat16, fold, fold_peaks, keys_of_block, rounded, upper
-from sightline.kernels.reading_tile import cells, rows_of_tile, values_of_block
-from sightline.kernels.readings import Reading, Tile
+from sightline.kernels.launch import launch, on_its_device
+from sightline.kernels.layout import (
+    TAKEN,
+    Columns,
+    Rows,
+    Tiling,
+    at_once,
+    descriptor,
+    in_slots,
+    joined,
+    one_axis,
+    tiles_seen,
+)
+from sightline.kernels.reading_program import program
+from sightline.kernels.readings import Reading
+from sightline.kernels.row_stats import prepare
 
-# Pixels across that are made at once.
-_AT_ONCE = 16
-
-
-@kernel(unaligned=("LSE", "REST", "ALONG", "SIZES", "FACTORS", "SLOPES", "TABLE_PTR", "BIAS_PTR"))
-def _columns(
-    Q, K, G, V, LSE, REST, ALONG, SIZES, FACTORS, FIRST, STOP, SLOPES, TABLE_PTR, BIAS_PTR,
-    SEEN, BANDS, ROW_PIXELS, COLUMN_PIXELS, SUMS, MAGNITUDES, ABOVE, BELOW, PIXELS, PIXELS_BELOW,
-    q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
-    g_batch: tl.int64, g_head: tl.int64, g_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64,
-    interval_batch: tl.int64, seen_batch: tl.int64,
-    table_batch: tl.int64, table_head: tl.int64, table_row: tl.int64, table_column: tl.int64,
-    bias_batch: tl.int64, bias_head: tl.int64, bias_row: tl.int64, bias_column: tl.int64,
-    heads: tl.int32, groups: tl.int32, queries: tl.int32, keys: tl.int32, scale2: tl.float32, cap2: tl.float32,
-    row_start: tl.int32, column_start: tl.int32, column_stop: tl.int32, row_bins: tl.int32, column_bins: tl.int32,
-    fixed: tl.float32,
-    D: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, VDIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    OF: tl.constexpr, FACTORED: tl.constexpr, STARTS: tl.constexpr, INTERVALS: tl.constexpr, TABLE: tl.constexpr,
-    BIAS: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    V_PRECISION: tl.constexpr, WANT_SUMS: tl.constexpr, WANT_MAGNITUDES: tl.constexpr, WANT_LARGEST: tl.constexpr,
-    PIXEL_SUMS: tl.constexpr, PIXEL_LARGEST: tl.constexpr, SIGNED: tl.constexpr, TALL: tl.constexpr,
-    PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    HALF: tl.constexpr = BM // 2
-    pictured: tl.constexpr = PIXEL_SUMS or PIXEL_LARGEST
-    # All maps' first columns come first: under a causal mask they are the longest work.
-    map_id, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    b, h = map_id // heads, map_id % heads
-    begin = column_start + block * BN
-    column = begin + tl.arange(0, BN)
-    column_ok = column < column_stop
-    k = keys_of_block(K + b * (k_batch * 8) + (h // groups) * (k_head * 8), column, column_ok, k_row, D, DIM)
-    values = V + b * (v_batch * 8) + (h // groups) * (v_head * 8)
-    v, size = values_of_block(values, SIZES, map_id, column, column_ok, v_row, keys, DV, VDIM, OF)
-    slope = 0.0
-    if ALIBI:
-        slope = tl.load(SLOPES + h) * 1.4426950408889634
-    table = TABLE_PTR + b * table_batch + h * table_head
-    bias = BIAS_PTR + b * bias_batch + h * bias_head
-    seen = SEEN + b * seen_batch + block * 4
-    first_row, last_row, first_band, last_band = tl.load(seen), tl.load(seen + 1), tl.load(seen + 2), tl.load(seen + 3)
-    first_pixel, last_pixel, pixel = 0, 0, column
-    if pictured:
-        pixel = tl.load(COLUMN_PIXELS + (column - column_start), mask=column_ok, other=-1)
-        first_pixel = tl.load(COLUMN_PIXELS + block * BN)
-        last_pixel = tl.load(COLUMN_PIXELS + tl.minimum((block + 1) * BN, column_stop - column_start) - 1) + 1
-    of_map = map_id * row_bins * column_bins
-    sums, magnitudes = tl.zeros([HALF, BN], tl.float32), tl.zeros([HALF, BN], tl.float32)
-    above, below = tl.zeros([HALF, BN], tl.float32), tl.zeros([HALF, BN], tl.float32)
-    r = tl.arange(0, BM)
-    for band in tl.range(first_band, last_band):
-        start = tl.maximum(tl.load(BANDS + band), first_row)
-        stop = tl.minimum(tl.load(BANDS + band + 1), last_row)
-        high, low = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
-        for tile in tl.range(start, stop, BM):
-            row = tile + r
-            q, g, lse2, rest, along, factor, first, limit = rows_of_tile(
-                Q, G, LSE, REST, ALONG, FACTORS, FIRST, STOP, b, h, map_id, row, stop, column_stop,
-                q_batch, q_head, q_row, g_batch, g_head, g_row, interval_batch, queries,
-                D, DIM, DV, VDIM, OF, FACTORED, STARTS, INTERVALS)  # fmt: skip
-            x, _ = cells(q, k, g, v, lse2, rest, along, factor, size, row, begin, column, column_ok, first, limit,
-                         slope, table, bias, scale2, cap2, table_row, table_column, bias_row, bias_column,
-                         queries, keys, OF, FACTORED, STARTS, TABLE, BIAS, ALIBI, SOFTCAP, PRECISION,
-                         V_PRECISION)  # fmt: skip
-            if WANT_SUMS:
-                sums += fold(x, BM, BN)
-            if WANT_MAGNITUDES:
-                magnitudes += fold(tl.abs(x), BM, BN)
-            if WANT_LARGEST:
-                above = tl.maximum(above, fold_peaks(x, BM, BN))
-                below = tl.maximum(below, fold_peaks(-x, BM, BN))
-            if PIXEL_SUMS:
-                high += x
-            if PIXEL_LARGEST:
-                high = tl.maximum(high, x)
-                if SIGNED:
-                    low = tl.maximum(low, -x)
-        if pictured and start < stop:
-            # Of a low line of pixels the tile has one row in each of its own rows; of a high one all are of one pixel.
-            row_pixel = tl.load(ROW_PIXELS + (start - row_start) + r, mask=start + r < stop, other=-1)
-            first_line = tl.load(ROW_PIXELS + (start - row_start))
-            last_line = tl.load(ROW_PIXELS + (stop - row_start) - 1) + 1
-            if PIXEL_SUMS:
-                for part in tl.range(first_pixel, last_pixel, AT_ONCE):
-                    beside = part + tl.arange(0, AT_ONCE)
-                    found = _across(high, pixel, beside, PARTS)
-                    for line in tl.range(first_line, last_line):
-                        mine = r >= 0 if TALL else row_pixel == line
-                        z = tl.sum(tl.where(mine[:, None], found, 0.0), 0)
-                        to = PIXELS + of_map + line * column_bins + beside
-                        ok = (beside < last_pixel) & (z != 0)
-                        tl.atomic_add(to, (z * fixed).to(tl.int64), mask=ok, sem="relaxed")
-            if PIXEL_LARGEST:
-                for part in tl.range(first_pixel, last_pixel):
-                    inside = (pixel == part)[None, :]
-                    most = tl.max(tl.where(inside, high, 0.0), 1)
-                    least = most
-                    if SIGNED:
-                        least = tl.max(tl.where(inside, low, 0.0), 1)
-                    for line in tl.range(first_line, last_line):
-                        mine = r >= 0 if TALL else row_pixel == line
-                        to = of_map + line * column_bins + part + tl.arange(0, 1)
-                        _raise(PIXELS + to, most, mine)
-                        if SIGNED:
-                            _raise(PIXELS_BELOW + to, least, mine)
-    to = map_id * keys + column
-    if WANT_SUMS:
-        tl.store(SUMS + to, tl.sum(sums, 0), mask=column_ok)
-    if WANT_MAGNITUDES:
-        tl.store(MAGNITUDES + to, tl.sum(magnitudes, 0), mask=column_ok)
-    if WANT_LARGEST:
-        tl.store(ABOVE + to, tl.max(above, 0), mask=column_ok)
-        tl.store(BELOW + to, tl.max(below, 0), mask=column_ok)
+# Stretches of columns whose largest cells are kept, at most; and programs that fill a GPU about twice.
+BINS, _PROGRAMS = 128, 512
+# Bytes of what is kept of the stretches of one map; more where its queries have more.
+_KEPT = 16 << 20
 
 
-@triton.jit
-def _across(x, pixel, beside, PARTS: tl.constexpr):
-    """Sums over the columns of some pixels: a product with ones where a column is of a pixel; see `map_tile.pooled`."""
-    ones = pixel[:, None] == beside[None, :]
-    if PARTS == 0:
-        return tl.dot(x, ones.to(tl.float32), input_precision="ieee")
-    else:
-        ones = ones.to(tl.bfloat16)
-        high = upper(x)
-        found = tl.dot(as_bfloat16(high), ones)
-        rest = x - high
-        if PARTS == 3:
-            high = upper(rest)
-            found = tl.dot(as_bfloat16(high), ones, acc=found)
-            rest = rest - high
-        return tl.dot(as_bfloat16(rounded(rest)), ones, acc=found)
+class Layout(NamedTuple):
+    """How the rows and columns of a pass lie, with the pixels of a picture if it makes one."""
+
+    rows: Rows
+    columns: Columns
+    tiling: Tiling  # of half a program's columns, as `layout` counts them
+    parts: tuple[int, int] = (1, 1)  # of a pixel, down and across
+    as_floats: bool = True  # no pixel is wider than two programs' columns
+    seen: Tensor | None = None
 
 
-@triton.jit
-def _raise(to, x, mine):
-    """Raise a pixel to the largest of some numbers that are at least 0: these order like their bits."""
-    most = tl.max(tl.where(mine, x, 0.0), 0, keep_dims=True)
-    bits = most.to(tl.int32, bitcast=True)
-    tl.atomic_max(to, bits, mask=bits > 0, sem="relaxed")
+class Bins(NamedTuple):
+    """Stretches of columns, so many and so wide, and what is done with their largest cells, `[maps, bins, slots]`."""
+
+    number: int
+    width: int
+    take: Callable[[int, Tensor], None]  # the first map, and the bits of the sizes: they order like these
 
 
-class Grid(NamedTuple):
-    """A picture: where its pixels begin and end, down and across; of maxima or of sums."""
-
-    down: np.ndarray
-    across: np.ndarray
-    largest: bool
-
-
-class Bands(NamedTuple):
-    """The rows of a pass in the stretches that a program takes one after the other."""
-
-    edges: np.ndarray
-    tall: bool  # whether each is one line of pixels
+def bins_for(n: int, queries: int, keys: int, bytes_of_row: int, tiling: Tiling) -> tuple[int, int]:
+    """How many stretches of columns there are for the n strongest, and how wide: the more, the less is done again."""
+    programs, most = triton.cdiv(keys, 2 * tiling.columns), BINS
+    while most > max(16, 2 * n) and 4 * most * queries > max(_KEPT, bytes_of_row * queries):
+        most //= 2
+    parts = triton.cdiv(programs, most)
+    return triton.cdiv(programs, parts), parts * 2 * tiling.columns
 
 
 @on_its_device
@@ -185,114 +75,115 @@ def columns(
     q: Tensor,
     reading: Reading,
     want: frozenset[str],
+    layout: Layout,
     weights: Tensor | None = None,
-    grid: Grid | None = None,
+    largest: bool = False,
     bound: float = 1.0,
+    bins: Bins | None = None,
 ) -> dict[str, Tensor]:
-    """What keys have of a reading (`sum`, `magnitude`, `max`, as wanted), and the sums or maxima of pixels, `grid`.
+    """What keys have of a reading (`sum`, `magnitude`, `max`, as wanted), and the picture of its layout, `grid`.
 
-    `weights` `[batch, heads, queries]` multiply each row. `bound` is what the cells of one row sum up to at most, all
-    taken without their signs. A picture of a part of the map goes alone.
+    `weights` `[batch, heads, queries]` multiply each row. `largest`: the picture is of maxima. `bound` is what the
+    cells of one row sum up to at most, all taken without their signs. A picture of a part of the map goes alone.
     """
     batch, heads, queries, _ = q.shape
-    keys, tile, device = reading.rules.given["keys"], reading.tile, q.device
-    rows, across = (0, queries), (0, keys)
-    if grid is not None:
-        rows, across = (int(grid.down[0]), int(grid.down[-1])), (int(grid.across[0]), int(grid.across[-1]))
-    bands = _bands(grid, rows, tile)
-    seen = _seen(reading.intervals, bands, rows, across, tile, device)
-    found: dict[str, Tensor] = {}
+    rows, across, tiling = layout.rows, layout.columns, layout.tiling
+    keys, device, maps = reading.rules.given["keys"], q.device, batch * heads
+    width, pictured = 2 * tiling.columns, rows.edges is not None
+    programs = triton.cdiv(across.length, width)
+    seen = layout.seen
+    if seen is None:
+        seen = tiles_seen(reading.intervals, rows, across, tiling, keys - queries, False, device)
+    pixel_sums, pixel_largest = pictured and not largest, pictured and largest
+    signed = reading.signed or weights is not None
 
-    def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
-        assert grid is not None
-        return torch.zeros(batch, heads, len(grid.down) - 1, len(grid.across) - 1, dtype=dtype, device=device)
+    def zeros(*size: int, wanted: bool, dtype: torch.dtype) -> Tensor | None:
+        return torch.zeros(batch, heads, *size, dtype=dtype, device=device) if wanted else None
 
-    def empty(name: str) -> Tensor | None:
-        return torch.empty(batch, heads, keys, dtype=torch.float32, device=device) if name in want else None
-
-    sums, magnitudes, above, below = empty("sum"), empty("magnitude"), empty("max"), empty("max")
-    pixels = pixels_below = None
-    if grid is not None:
-        pixels = zeros(torch.int32 if grid.largest else torch.int64)
-        pixels_below = zeros(torch.int32) if grid.largest and reading.signed else None
+    sums, magnitudes = (zeros(keys, wanted=name in want, dtype=torch.float32) for name in ("sum", "magnitude"))
+    above, below = (zeros(keys, wanted="max" in want and wanted, dtype=torch.int32) for wanted in (True, signed))
+    of_sums = torch.float32 if layout.as_floats else torch.int64
+    pixels = zeros(rows.bins, across.bins, wanted=pictured, dtype=of_sums if pixel_sums else torch.int32)
+    pixels_below = zeros(rows.bins, across.bins, wanted=pixel_largest and signed, dtype=torch.int32)
     # As many bits behind the point as 62 leave for the largest sum there can be.
-    highest = 1 if grid is None else int(np.diff(grid.down).max())
-    power = min(61 - max(highest, 2).bit_length() - _exponent(bound), 120)
+    power = min(61 - max(rows.slots, 2).bit_length() - _exponent(bound), 120)
     factors = _times(reading.factors, weights)
+    lse2, _ = prepare(reading.lse, rows, 0, None)
     given = reading.given | {
-        "FACTORS": factors, "SEEN": seen, "BANDS": _put(bands.edges, device),
-        "ROW_PIXELS": None if grid is None else _put(_pixels(grid.down), device),
-        "COLUMN_PIXELS": None if grid is None else _put(_pixels(grid.across), device),
+        "L": lse2, "FACTORS": factors, "SEEN": seen, "ORDER": rows.order, "COLUMN_PIXELS": across.pixels,
         "SUMS": sums, "MAGNITUDES": magnitudes, "ABOVE": above, "BELOW": below,
         "PIXELS": pixels, "PIXELS_BELOW": pixels_below, "seen_batch": 0 if seen.shape[0] == 1 else seen.stride(0),
-        "row_start": rows[0], "column_start": across[0], "column_stop": across[1],
-        "row_bins": 0 if grid is None else len(grid.down) - 1,
-        "column_bins": 0 if grid is None else len(grid.across) - 1, "fixed": 2.0**power,
+        "fixed": 2.0**power, "bins": 1 if bins is None else bins.number,
+        "bin_parts": 1 if bins is None else bins.width // width,
+        "slots": rows.total, "row_start": rows.start, "row_length": rows.length, "row_slots": rows.slots,
+        "row_bins": rows.bins, "tiles_per_chunk": rows.chunk(tiling.rows)[1],
+        "column_start": across.start, "column_length": across.length, "column_bins": across.bins,
     }  # fmt: skip
     constants = reading.constants | {
-        "FACTORED": factors is not None, "WANT_SUMS": "sum" in want, "WANT_MAGNITUDES": "magnitude" in want,
-        "WANT_LARGEST": "max" in want, "PIXEL_SUMS": grid is not None and not grid.largest,
-        "PIXEL_LARGEST": grid is not None and grid.largest, "SIGNED": reading.signed, "TALL": bands.tall,
-        "PARTS": reading.parts, "AT_ONCE": _AT_ONCE,
+        "BM": tiling.rows, "BN": width, "TAKEN": TAKEN, "FACTORED": factors is not None,
+        "WANT_SUMS": sums is not None, "WANT_MAGNITUDES": magnitudes is not None, "WANT_LARGEST": above is not None,
+        "WANT_BINS": bins is not None, "PIXEL_SUMS": pixel_sums, "PIXEL_LARGEST": pixel_largest,
+        "SIGNED": signed, "AS_FLOATS": layout.as_floats, "PARTS": reading.parts,
     }  # fmt: skip
-    programs = triton.cdiv(across[1] - across[0], tile.columns)
-    launch(_columns, (batch * heads, programs), given, constants, num_warps=tile.warps, num_stages=tile.stages)
-    found |= {name: x for name, x in (("sum", sums), ("magnitude", magnitudes)) if x is not None}
-    if above is not None and below is not None:
-        found["max"] = torch.where(above >= below, above, -below)
-    if pixels is not None and grid is not None:
-        if not grid.largest:
-            unit = torch.tensor(2.0**-power, dtype=torch.float32, device="cpu")
-            found["grid"] = pixels * unit
+    flat = [one_axis(x) for x in (q, reading.grad) if x is not None]
+    at_a_time = maps if rows.in_place else max(1, min(at_once(x, rows) for x in flat) // len(flat))
+    strongest = None
+    if bins is not None:
+        at_a_time = min(at_a_time, triton.cdiv(_PROGRAMS, programs))
+        strongest = torch.empty(min(at_a_time, maps), bins.number, rows.total, dtype=torch.int32, device=device)
+    for first in range(0, maps, at_a_time):
+        some = min(at_a_time, maps - first)
+        if bins is not None and strongest is not None and bins.width > width:
+            strongest.zero_()  # of a stretch of one program all that is read is written
+        parts = [in_slots(x[first : first + some], rows, 0) for x in flat]
+        fetches = [descriptor(x, rows, tiling.rows) for x in parts]
+        given |= {"Q": parts[0], "Q_TMA": fetches[0], "STRONGEST": strongest, "first_map": first}
+        given |= {"G": parts[-1], "G_TMA": fetches[-1], **_of_maps("q", parts[0]), **_of_maps("g", parts[-1])}
+        launch(
+            program,
+            (some, programs),
+            given,
+            constants | {"TMA": fetches[0] is not None},
+            num_warps=tiling.warps,
+            num_stages=tiling.stages,
+        )
+        if bins is not None and strongest is not None:
+            bins.take(first, strongest[:some])
+    found = {name: x for name, x in (("sum", sums), ("magnitude", magnitudes)) if x is not None}
+    if above is not None:
+        found["max"] = _larger(above, below)
+    if pixels is not None:
+        if largest:
+            grid = _larger(pixels, pixels_below)
         else:
-            most = pixels.view(torch.float32)
-            least = None if pixels_below is None else pixels_below.view(torch.float32)
-            found["grid"] = most if least is None else torch.where(most >= least, most, -least)
+            # By a number of its own the dtype would be torch's default one, which may be a half.
+            unit = torch.tensor(2.0**-power, dtype=torch.float32, device="cpu")
+            grid = pixels if layout.as_floats else pixels * unit
+        found["grid"] = _joined(grid, layout.parts, largest)
     return found
 
 
-def _bands(grid: Grid | None, rows: tuple[int, int], tile: Tile) -> Bands:
-    """All rows at once; of a picture its lines of pixels, or tiles where these are lower."""
-    if grid is None:
-        return Bands(np.array(rows), False)
-    if int(np.diff(grid.down).min()) >= tile.rows:
-        return Bands(grid.down, True)
-    return Bands(np.append(np.arange(rows[0], rows[1], tile.rows), rows[1]), False)
+def _larger(above: Tensor, below: Tensor | None) -> Tensor:
+    """The larger one by magnitude, with its sign, from bits."""
+    high = above.view(torch.float32)
+    if below is None:
+        return high
+    low = below.view(torch.float32)
+    return torch.where(high >= low, high, -low)
 
 
-def _seen(
-    intervals: tuple[Tensor, Tensor] | None,
-    bands: Bands,
-    rows: tuple[int, int],
-    across: tuple[int, int],
-    tile: Tile,
-    device: torch.device,
-) -> Tensor:
-    """For each block of columns the rows that see any of it, and the bands these lie in: first and end."""
-    low = torch.arange(across[0], across[1], tile.columns, device=device)
-    high = (low + tile.columns).clamp_max(across[1])
-    if intervals is None:
-        both = torch.tensor(rows, device=device).repeat(1, len(low), 1)
-    else:
-        first, stop = (x.long() for x in intervals)
-        lows, highs = (x.expand(first.shape[0], -1).contiguous() for x in (low, high))
-        both = torch.stack([torch.searchsorted(stop, lows, right=True), torch.searchsorted(first, highs)], -1)
-    both = both.clamp(*rows)
-    edges = torch.from_numpy(bands.edges).to(device, torch.int64)
-    begin = torch.searchsorted(edges, both[..., 0].contiguous(), right=True) - 1
-    end = torch.searchsorted(edges, both[..., 1].contiguous())
-    # Where nobody sees anything the end lies before the beginning.
-    begin, end = begin.clamp(0, len(bands.edges) - 1), end.clamp(0, len(bands.edges) - 1)
-    return torch.stack([both[..., 0], both[..., 1], begin, end], -1).to(torch.int32).contiguous()
+def _joined(grid: Tensor, parts: tuple[int, int], largest: bool) -> Tensor:
+    """Pixels out of their parts; of parts with signs the largest by magnitude."""
+    if parts == (1, 1):
+        return grid
+    if not largest:
+        return joined(grid, *parts, largest=False)
+    high, low = joined(grid, *parts, largest=True), joined(-grid, *parts, largest=True)
+    return torch.where(high >= low, high, -low)
 
 
-def _pixels(edges: np.ndarray) -> np.ndarray:
-    """The pixel of every cell."""
-    return np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-
-
-def _put(x: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x)).to(device, torch.int32)
+def _of_maps(name: str, x: Tensor) -> dict[str, int]:
+    return {f"{name}_map": x.stride(0) // 8, f"{name}_row": x.stride(1) // 8}
 
 
 def _times(factors: Tensor | None, weights: Tensor | None) -> Tensor | None:

@@ -9,19 +9,16 @@ from sightline.kernels.map_tile import HIDDEN, logs
 
 # Which reading a kernel is compiled for.
 NUMBER = {"weights": 0, "norms": 1, "influence": 2, "pull": 3}
-# A cell that nobody sees: below the size of any other.
-ABSENT = tl.constexpr(-2.0)
 
 
 @triton.jit
 def rows_of_tile(
-    Q, G, LSE, REST, ALONG, FACTORS, FIRST, STOP, b, h, map_id, row, row_stop, column_stop,
+    Q, G, LSE, REST, ALONG, FACTORS, FIRST, STOP, b, h, map_id, row, ok, column_stop,
     q_batch, q_head, q_row, g_batch, g_head, g_row, interval_batch, queries,
     D: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, VDIM: tl.constexpr, OF: tl.constexpr,
-    FACTORED: tl.constexpr, STARTS: tl.constexpr, INTERVALS: tl.constexpr,
+    FACTORED: tl.constexpr, RESTED: tl.constexpr, STARTS: tl.constexpr, INTERVALS: tl.constexpr,
 ):  # fmt: skip
     """All that is read of some rows: q, g, lse (base 2), its rest, g.o, a factor, the first column seen and the end."""
-    ok = row < row_stop
     dims = tl.arange(0, DIM)
     # Steps of memory come in eights: whole pieces of 16 bytes.
     at = Q + b * (q_batch * 8) + h * (q_head * 8) + row.to(tl.int64)[:, None] * (q_row * 8) + dims[None, :]
@@ -34,8 +31,9 @@ def rows_of_tile(
     at_row = map_id * queries + row
     lse = tl.load(LSE + at_row, mask=ok, other=0.0).to(tl.float32)
     lse2 = tl.where(lse == -float("inf"), 0.0, lse * 1.4426950408889634)
-    rest = tl.load(REST + at_row, mask=ok, other=0.0)
-    along, factor = rest, rest
+    rest, along, factor = lse2, lse2, lse2
+    if RESTED:
+        rest = tl.load(REST + at_row, mask=ok, other=0.0)
     if OF == 3:
         along = tl.load(ALONG + at_row, mask=ok, other=0.0)
     if FACTORED:
@@ -63,19 +61,22 @@ def values_of_block(V, SIZES, map_id, column, column_ok, v_row, keys, DV: tl.con
 
 @triton.jit
 def cells(
-    q, k, g, v, lse2, rest, along, factor, size, row, begin, column, column_ok, first, limit, slope, table, bias,
-    scale2, cap2, table_row, table_column, bias_row, bias_column, queries, keys,
-    OF: tl.constexpr, FACTORED: tl.constexpr, STARTS: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
-    ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, V_PRECISION: tl.constexpr,
+    q, k, g, v, lse2, rest, along, factor, size, row, place, begin, column, column_ok, first, limit, slope, table, bias,
+    scale2, cap2, table_row, table_column, bias_row, bias_column,
+    CAREFUL: tl.constexpr, OF: tl.constexpr, FACTORED: tl.constexpr, RESTED: tl.constexpr, STARTS: tl.constexpr,
+    TABLE: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    V_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A reading of every cell of a tile, and which are seen: where none is, it is 0, whatever v and g hold there."""
-    real = tl.minimum(row, queries - 1)
-    t = logs(q, k, lse2, real, row + (keys - queries), begin, column, column_ok, first, limit, slope, table, bias,
-             scale2, cap2, table_row, table_column, bias_row, bias_column,
-             True, STARTS, TABLE, BIAS, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
-    x = tl.exp2(t - rest[:, None])
-    if FACTORED:
-        x = x * factor[:, None]
+    """A reading of every cell of a tile, and their logarithms (base 2).
+
+    What is hidden weighs exactly nothing, and all that it is multiplied by is finite: it is 0 without being asked for.
+    """
+    t = logs(q, k, lse2, row, place, begin, column, column_ok, first, limit, slope, table, bias, scale2, cap2,
+             table_row, table_column, bias_row, bias_column,
+             CAREFUL, STARTS, TABLE, BIAS, ALIBI, SOFTCAP, PRECISION)  # fmt: skip
+    if RESTED:
+        t = tl.where(t > HIDDEN / 2, t - rest[:, None], HIDDEN)
+    x = tl.exp2(t)
     if OF == 1:
         x = x * size[None, :]
     if OF >= 2:
@@ -83,5 +84,6 @@ def cells(
         if OF == 3:
             carried = carried - along[:, None]
         x = x * carried
-    seen = t > HIDDEN / 2
-    return tl.where(seen, x, 0.0), seen
+    if FACTORED:
+        x = x * factor[:, None]
+    return x, t

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from sightline.kernels.layout import Tiling
 from sightline.kernels.reading_tile import NUMBER
 from sightline.kernels.rules import Rules
-
-
-class Tile(NamedTuple):
-    """Rows and columns of a tile, and how the compiler lays out the work."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
 
 
 class Reading:
@@ -26,7 +18,7 @@ class Reading:
 
     q, k, v and g are aligned (`layout`), v and g of one dtype; `lse`, `rest` (base 2) and `along` (g.o) are contiguous
     `[batch, heads, queries]`, `sizes` `[batch, heads, keys]`. `factors` multiply the weights of each row: what a sink
-    has left of them.
+    has left of them. `rested` says whether any row has a rest.
     """
 
     def __init__(
@@ -36,6 +28,7 @@ class Reading:
         intervals: tuple[Tensor, Tensor] | None,
         lse: Tensor,
         rest: Tensor,
+        rested: bool = True,
         *,
         v: Tensor | None = None,
         grad: Tensor | None = None,
@@ -43,32 +36,34 @@ class Reading:
         sizes: Tensor | None = None,
         factors: Tensor | None = None,
     ) -> None:
-        self.of, self.rules, self.intervals, self.factors = of, rules, intervals, factors
+        self.of, self.rules, self.intervals, self.factors, self.lse = of, rules, intervals, factors, lse
         self.signed = of in ("influence", "pull")
         q = rules.given["Q"]
-        value_dim = 16 if v is None or not self.signed else v.shape[-1]
-        self.tile = default_tile(max(q.shape[-1], value_dim), q.dtype, torch.float32 if v is None else v.dtype)
+        self.grad = grad if self.signed else None
+        v = v if self.signed else None
+        value_dim = 16 if v is None else v.shape[-1]
+        self.exact = torch.float32 in (q.dtype, q.dtype if v is None else v.dtype)
+        self.tiling = default_tiling(self.exact)
         self.given: dict[str, Any] = rules.given | {
             "LSE": lse, "REST": rest, "ALONG": along if of == "pull" else None, "FACTORS": factors,
-            "SIZES": sizes if of == "norms" else None,
-            "G": grad if self.signed else None, "V": v if self.signed else None,
-            **_steps("g", grad if self.signed else None), **_steps("v", v if self.signed else None),
+            "SIZES": sizes if of == "norms" else None, "G": self.grad, "V": v,
+            **_steps("g", self.grad), **_steps("v", v),
         }  # fmt: skip
-        exact = v is None or v.dtype == torch.float32
         self.constants: dict[str, Any] = rules.constants | {
             "OF": NUMBER[of], "DV": value_dim, "VDIM": max(16, triton.next_power_of_2(value_dim)),
-            "V_PRECISION": "tf32x3" if exact else "tf32", "BM": self.tile.rows, "BN": self.tile.columns,
-            "FACTORED": factors is not None,
+            "V_PRECISION": "tf32x3" if v is None or v.dtype == torch.float32 else "tf32",
+            "FACTORED": factors is not None, "RESTED": rested,
         }  # fmt: skip
         # How many halves a number is cut into where it is added up by the matrix unit; the interpreter has no bfloat16.
         self.parts = 0 if not q.is_cuda else 3 if q.dtype == torch.float32 else 2
 
 
-def default_tile(dim: int, *dtypes: torch.dtype) -> Tile:
-    """A tile whose q, k, g and v fit into shared memory, twice where they are small; none was measured."""
-    if torch.float32 in dtypes:
-        return Tile(32, 32, 4, 1)
-    return Tile(64, 64, 4, 2 if dim <= 128 else 1)
+def default_tiling(exact: bool) -> Tiling:
+    """Rows of a tile, half the columns of a program, warps and stages: two programs fit on a multiprocessor.
+
+    Chosen by registers and instructions alone (benchmarks/NOTES.md): none was measured.
+    """
+    return Tiling(32, 16, 4, 1) if exact else Tiling(64, 64, 4, 2)
 
 
 def _steps(name: str, x: Tensor | None) -> dict[str, int]:

@@ -102,10 +102,10 @@ def gather(
                 places = to[:, :, None] + (lane * (N // 4))[None, :, None] + tl.arange(0, PAIR)[None, None, :]
                 for turn in tl.static_range(0, N // 4, 2):
                     if turn == 0:
-                        word = _take(mine, word, bit, lane, LOGS + places, OFFSETS + places, row_ok, PAIR)
+                        word = take(mine, word, bit, lane, LOGS + places, OFFSETS + places, row_ok, PAIR)
                     elif tl.max(tl.max(word, 1), 0) > 0:
                         at = places + turn
-                        word = _take(mine, word, bit, lane, LOGS + at, OFFSETS + at, row_ok, PAIR)
+                        word = take(mine, word, bit, lane, LOGS + at, OFFSETS + at, row_ok, PAIR)
                     else:
                         tl.store(LOGS + places + turn, HIDDEN, mask=row_ok[:, None, None])
                 over = tl.max(word, 1) > 0
@@ -197,7 +197,7 @@ def _seen(
 
 
 @triton.jit
-def _take(mine, word, bit, lane, LOGS, OFFSETS, row_ok, PAIR: tl.constexpr):
+def take(mine, word, bit, lane, LOGS, OFFSETS, row_ok, PAIR: tl.constexpr):
     """Write down one or two of each thread's columns, and give the bits of those that are left."""
     log, offset, word = _lowest(mine, word, bit, lane)
     if PAIR == 2:

@@ -93,7 +93,9 @@ def _choose(
 
 
 @kernel()
-def _units(COUNTERS, COUNTS, BEGINS, ENDS, OVER_COUNTS, UNIT: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr):
+def place_lists(
+    COUNTERS, COUNTS, BEGINS, ENDS, OVER_COUNTS, UNIT: tl.constexpr, BINS: tl.constexpr, APART: tl.constexpr
+):
     """Where the lists of a map begin and end, in units of rows."""
     at = tl.program_id(0) * BINS + tl.arange(0, BINS)
     count = tl.load(COUNTERS + at * APART)
@@ -106,7 +108,7 @@ def _units(COUNTERS, COUNTS, BEGINS, ENDS, OVER_COUNTS, UNIT: tl.constexpr, BINS
 
 
 @kernel()
-def _list(
+def fill_lists(
     CHOSEN, POSITION, BEGINS, LIST, entries: tl.int64, room: tl.int64, n: tl.int32,
     UNIT: tl.constexpr, AT_ONCE: tl.constexpr, N: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
@@ -233,10 +235,10 @@ def top(
         # Lists begin at whole units of rows.
         counts, begins, ends, over_counts = (empty(BINS) for _ in range(4))
         given |= {"COUNTERS": counters, "COUNTS": counts, "BEGINS": begins, "ENDS": ends, "OVER_COUNTS": over_counts}
-        launch(_units, (maps,), given, constants | {"APART": apart})
+        launch(place_lists, (maps,), given, constants | {"APART": apart})
         listed, over = empty(units * unit), empty(units * unit)
         given |= {"LIST": listed, "OVER": over, "room": units * unit}
-        launch(_list, (triton.cdiv(entries, 1024), maps), given, constants | {"AT_ONCE": 1024})
+        launch(fill_lists, (triton.cdiv(entries, 1024), maps), given, constants | {"AT_ONCE": 1024})
         given |= {"LOGS": empty(entries, places, dtype=torch.float32)}
         given |= {"OFFSETS": empty(entries, places, dtype=torch.uint16 if width < 1 << 16 else torch.int32)}
         tile = constants | {"BM": rows_of_tile, "BN": columns_of_tile}

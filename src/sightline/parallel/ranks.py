@@ -166,9 +166,9 @@ class Ranks:
             raise self.lost(step, message.peer, error) from error
 
     def lost(self, step: str, peer: int | None, error: Exception) -> RankError:
-        """The error over ranks that did not answer; None: nobody knows which of the others."""
-        others = [rank for rank in self.members if rank != self.members[self.rank]]
-        who = f"rank {self.members[peer]}" if peer is not None else f"one of the ranks {', '.join(map(str, others))}"
+        """The error over ranks that did not answer; None: nobody knows which of the others, if there are several."""
+        others = [rank for i, rank in enumerate(self.members) if (i != self.rank if peer is None else i == peer)]
+        who = f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(map(str, others))}"
         return RankError(
             f"{who} did not answer: {step}",
             expected=f"all of {self.size} ranks to take part, within the timeout of the group",

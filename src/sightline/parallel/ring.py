@@ -47,19 +47,20 @@ class Layout(NamedTuple):
         """How many keys a rank holds."""
         return sum(piece.length for piece in self.keys[rank])
 
-    def around(self, what: str, tensors: list[Tensor], home: bool = False) -> Iterator[tuple[int, list[Tensor]]]:
-        """Tensors `[…, keys, …]` of each rank in turn, with its number; with `home` all are passed on once more.
+    def around(self, what: str, tensors: list[Tensor], home: int = 0) -> Iterator[tuple[int, list[Tensor]]]:
+        """Tensors `[…, keys, …]` of each rank in turn, with its number; the last `home` are passed on once more.
 
         They are the receiver's own: what it adds to them goes on with them. The axis of the keys is the last but one.
         """
-        size = self.ranks.size
+        size, steps = self.ranks.size, self.ranks.size - (not home)
         for step in range(size):
             source = self.ranks.source(step)
             yield source, tensors
-            if step < size - 1 or home:
+            if step < steps:
+                going = slice(None) if step < size - 1 else slice(len(tensors) - home, None)
                 coming = self.length(self.ranks.source(step + 1))
-                shapes = [(*t.shape[:-2], coming, t.shape[-1]) for t in tensors]
-                tensors[:] = self.ranks.rotate(f"{what}, step {step + 1} of {size - 1 + home}", tensors, shapes)
+                shapes = [(*t.shape[:-2], coming, t.shape[-1]) for t in tensors[going]]
+                tensors[going] = self.ranks.rotate(f"{what}, step {step + 1} of {steps}", tensors[going], shapes)
 
 
 class Rows(NamedTuple):
@@ -132,16 +133,17 @@ def _part(part: Call, layout: Layout, rows: Piece, columns: Piece) -> tuple[Tens
     return out, number, rest
 
 
-def join(out: Tensor, largest: Tensor, sums: Tensor, new: Tensor, number: Tensor, rest: Tensor) -> None:
+def join(out: Tensor, largest: Tensor, sums: Tensor, new: Tensor, number: Tensor, rest: Tensor | None) -> None:
     """Join a block with what was there, in place. A row that saw nothing has the number -inf and the sum 0."""
     level = torch.maximum(largest, number)
     # -inf - -inf is NaN.
     base = level.masked_fill(level == -torch.inf, 0.0)
     before = sums * (largest - base).exp()
-    added = (number - base + rest).exp()
+    added = (number - base if rest is None else number - base + rest).exp()
     total = before + added
     some = total.masked_fill(total == 0, 1.0)
-    out.mul_((before / some)[..., None]).add_(new.to(out.dtype) * (added / some)[..., None])
+    # Outputs are large: half precision is read as it is, and nothing of their size is made.
+    out.mul_((before / some)[..., None]).addcmul_(new, (added / some)[..., None])
     sums.copy_(total)
     largest.copy_(level)
 
@@ -204,7 +206,7 @@ class _Backward(torch.autograd.Function):
         grad_q = torch.zeros(q.shape, dtype=dtype, device=q.device)
         grad_bias = torch.zeros_like(bias, dtype=dtype) if wants_bias and bias is not None else None
         sent = [k.contiguous(), v.contiguous(), *(torch.zeros(t.shape, dtype=dtype, device=q.device) for t in (k, v))]
-        around = layout.around("gradients, keys and values", sent, home=True)
+        around = layout.around("gradients, keys and values", sent, home=2)
         for source, (keys, values, grad_k, grad_v) in around:
             for rows in layout.own:
                 for columns in layout.keys[source]:
@@ -220,6 +222,7 @@ class _Backward(torch.autograd.Function):
                         out[..., here, :],
                         row[..., here],
                         grad_bias is not None,
+                        is_part=True,
                     )
                     grad_q[..., here, :] += found[0]
                     grad_k[..., columns.local, :] += found[1]

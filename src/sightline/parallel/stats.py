@@ -84,7 +84,7 @@ class _Pass:
         call, layout, s = self.call, self.layout, self.call.sizes
         shape = (*s.batch, s.heads, layout.length(layout.ranks.rank), len(self.received))
         sent = [call.k.contiguous(), torch.zeros(shape, dtype=call.compute_dtype, device=call.device)]
-        for source, (k, received) in layout.around("statistics, keys", sent, home=bool(self.received)):
+        for source, (k, received) in layout.around("statistics, keys", sent, home=1 if self.received else 0):
             for number, rows in enumerate(layout.own):
                 for columns in layout.keys[source]:
                     part = block(call, layout.whole, k, k, rows, columns)

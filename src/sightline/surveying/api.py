@@ -78,7 +78,7 @@ def survey(
         links: how many links to keep of each text and head.
         generate: let the model write so many tokens after each text.
         influence: also how much each head raised the loss of the text, which takes a backward pass.
-        per_part: texts of one file.
+        per_part: texts of one file, at most: of fewer, if some workers would have none.
         tokenizer: of a model that has none.
         report: called with texts done, texts in all, and errors, as parts are written.
 
@@ -131,7 +131,7 @@ def survey(
         settings["tokenizer"] = of_tokenizer(tokenizer)
     with parts.driving(folder, settings) as driver:
         before = parts.done(folder)
-        todo = orders([text for text in found if text.key not in before], per_part)
+        todo = orders([text for text in found if text.key not in before], per_part, workers)
         total, finished, errors = len(found), sum(text.key in before for text in found), 0
         tell = report or (lambda *_: None)
         tell(finished, total, errors)

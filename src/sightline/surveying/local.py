@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,7 +97,15 @@ def run(
 def _start(context: Any, model: str, folder: Path, wanted: Wanted, driver: str) -> _Process:
     mine, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, model, folder, wanted, driver, os.getpid()), daemon=True)
-    process.start()
+    # Ctrl-C goes to all processes of a terminal. A new one inherits what is held back here, and so it does not hear it
+    # in the seconds that it imports either; here it is heard when the process has begun. What multiprocessing starts
+    # for itself lets go of all signals: it comes before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return _Process(process, mine)
 

@@ -67,6 +67,11 @@ class Worker:
         return Done(len(order.texts), sum(row.get("error") is not None for row in rows))
 
 
-def orders(texts: Sequence[Text], per_part: int) -> list[Order]:
-    """Texts in groups of one part each, in their order."""
+def orders(texts: Sequence[Text], per_part: int, workers: int = 1) -> list[Order]:
+    """Texts in groups of one part each, in their order: smaller ones where some workers would have none.
+
+    >>> [len(order.texts) for order in orders([Text("a", "a")] * 8, per_part=8, workers=3)]
+    [3, 3, 2]
+    """
+    per_part = max(1, min(per_part, -(-len(texts) // max(workers, 1))))
     return [Order(list(texts[i : i + per_part])) for i in range(0, len(texts), per_part)]

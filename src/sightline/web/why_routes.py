@@ -89,7 +89,10 @@ def add_why(api: APIRouter, service: Service) -> None:
         layer: Annotated[int, Query(ge=0)] = 0,
         least: Annotated[float, Query(gt=0, le=1)] = every_head.LEAST,
     ) -> Response:
-        """The strongest sources of a token, from one layer down, followed where a link has at least this weight."""
+        """The strongest sources of a token, from one layer down, followed where a link is strong enough.
+
+        Enough is at least this weight; of another reading this share of the largest in those rows.
+        """
         it = service.run(run)
         key = (it.key, "path", q, start, layer, least)
         work = service.slow(key, lambda: every_head.follow(it, q, start, least, layer))
@@ -109,8 +112,7 @@ def add_why(api: APIRouter, service: Service) -> None:
         about, view = it.layer(layer), it.view(layer, head)
 
         def make() -> dict[str, Any]:
-            special = Special(it.special_queries(about), it.special_keys(about))
-            found = places.strong_links(view, special)
+            found = places.strong_links(view, Special.of(it, about))
             if q is not None and k is not None:
                 found = places.like(found, q, k, it.labels.texts, it.key_labels(about).texts)
             return {"links": [list(link) for link in found]}

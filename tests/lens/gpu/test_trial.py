@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import sightline as sl
 from sightline.backends.call import make_call
+from sightline.errors import SightlineError
 from sightline.lens import plan
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.gpu import trial
@@ -157,6 +160,73 @@ def test_kernels_that_do_not_run_on_a_machine_are_said_and_not_used(monkeypatch)
     torch.testing.assert_close(found["entropy"], plan._by_walk(levels, job)[0]["entropy"])
 
 
+class Gpu:
+    """One that answers until a kernel reads where it may not: then every call says so."""
+
+    gone = "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
+
+    def __init__(self, monkeypatch):
+        self.lost = False
+        monkeypatch.setattr(trial, "_wait_for", self.asked)
+
+    def asked(self, *_):
+        if self.lost:
+            raise RuntimeError(self.gone)
+
+    def breaks(self, *_):
+        self.lost = True
+        self.asked()
+
+
+@pytest.mark.parametrize("when", ["at once", "in the walk"])
+def test_a_kernel_that_loses_the_gpu_is_named_and_nothing_takes_its_place(when, monkeypatch):
+    """What is computed on a GPU comes later: the error may meet whoever asks it next."""
+    gpu = Gpu(monkeypatch)
+    levels, job = a_job(sl.causal())
+
+    def later(*_):
+        gpu.lost = True
+        return plan._by_walk(levels, job)
+
+    pair = (gpu.breaks, plan._by_walk) if when == "at once" else (later, gpu.breaks)
+    with pytest.raises(SightlineError) as caught:
+        trial.passed(levels.call, job, *pair)
+    assert "has ended all work of this process" in caught.value.what
+    assert "illegal memory access" in caught.value.got
+    assert "mask=('rule',)" in caught.value.expected
+    assert "SIGHTLINE_KERNELS=torch" in caught.value.hint
+    assert not trial._passed
+
+
+def test_a_gpu_that_was_lost_before_is_not_laid_at_the_door_of_a_trial(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    gpu.lost = True
+    levels, job = a_job()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        trial.passed(levels.call, job, gpu_plan.run, plan._by_walk)
+
+
+def test_an_error_that_leaves_the_gpu_as_it_is_stays_what_it_is(monkeypatch):
+    Gpu(monkeypatch)
+    levels, job = a_job()
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        trial.passed(levels.call, job, full, plan._by_walk)
+
+
+def test_the_kernels_can_be_left_to_torch(monkeypatch):
+    call = SimpleNamespace(device=torch.device("cuda"), q=torch.zeros(1), sizes=a_job()[0].call.sizes)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(gpu_plan, "_has_triton", lambda: True)
+    monkeypatch.delenv("SIGHTLINE_KERNELS", raising=False)
+    assert gpu_plan.for_kernels(call)
+    monkeypatch.setenv("SIGHTLINE_KERNELS", "torch")
+    assert not gpu_plan.for_kernels(call)
+
+
 def test_it_takes_no_notice_of_what_the_user_made_the_default():
     levels, job = a_job(sl.causal(), requests=("received",))
     torch.set_default_dtype(torch.bfloat16)
@@ -197,7 +267,7 @@ def test_every_kernel_for_the_strongest_keys_is_tried(mask, monkeypatch):
     monkeypatch.setattr(top_keys, "launch", noted)
     levels, job = a_job(mask, requests=(sl.Top(5),))
     assert trial.passed(levels.call, job, gpu_plan.run, plan._by_walk)
-    assert launched >= {"_choose", "near", "_list", "gather", "_merge"}
+    assert launched >= {"_choose", "near", "fill_lists", "gather", "_merge"}
 
 
 def test_wrong_keys_of_right_weights_are_found_out():

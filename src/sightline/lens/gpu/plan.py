@@ -1,8 +1,12 @@
-"""The pass by the Triton kernel: which jobs it can do, and how a call is put to it."""
+"""The pass by the Triton kernel: which jobs it can do, and how a call is put to it.
+
+`SIGHTLINE_KERNELS=torch` leaves everything to torch's operations.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -65,6 +69,7 @@ def for_kernels(call: Call) -> bool:
         and 0 < s.dim <= 256
         and min(s.heads, s.queries, s.keys, *s.batch) > 0
         and math.prod(s.batch) * s.heads <= _MAPS
+        and os.environ.get("SIGHTLINE_KERNELS") != "torch"
         and _has_triton()
     )
 
@@ -114,7 +119,7 @@ def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] 
     if tops:
         want.add("max_score")  # whose bins tell where to look
     means = means_of(job.pictures, job.grids) if job.grids else {}
-    known = _is_positional(call.mask)
+    known = is_positional(call.mask)
     shape = (call.mask if known else None, known, s, call.q.dtype, call.device)
     pixels = tuple((key, axes, means[key][1] if key in means else 0) for key, axes in job.grids.items())
     largest, binned = lse, None
@@ -242,7 +247,7 @@ def _goes(
     tiling = default_tiling(s.dim, dtype)
     pending = sorted(pixels, key=lambda entry: entry[0][-1])  # sums first
     found: list[_Go] = []
-    intervals = None if mask is None else _intervals(mask, s.queries, s.keys, device)
+    intervals = None if mask is None else intervals_of(mask, s.queries, s.keys, device)
     while want or pending:
         rows, columns = plain_rows(0, s.queries, tiling.rows), Columns(0, s.keys)
         asked, grid, parts, unit, as_floats = want, None, (1, 1), 1.0, True
@@ -250,7 +255,7 @@ def _goes(
         if pending and (not want or not (pending[0][0][-1] or any(span is not None for span in pending[0][0][2:4]))):
             grid, axes, cells = pending.pop(0)
             asked = want | {"maxima" if grid[-1] else "sums"}
-            rows, columns, parts, as_floats = _pixels(*axes, s, tiling, device)
+            rows, columns, parts, as_floats = pixels_of(*axes, s, tiling, device)
             unit = 1 / cells if cells else 1.0
         bins, width = 1, s.keys
         if most and "max_score" in want:
@@ -265,7 +270,7 @@ def _goes(
     return tuple(found)
 
 
-def _pixels(
+def pixels_of(
     vertical: Axis, horizontal: Axis, s: Sizes, tiling: Tiling, device: torch.device
 ) -> tuple[Rows, Columns, tuple[int, int], bool]:
     """The rows and columns of a picture, the parts that its pixels are made of, and whether their sums are floats.
@@ -295,14 +300,14 @@ def _masks(call: Call) -> dict[str, Any] | None:
     s, device, mask = call.sizes, call.device, call.mask
     if mask is None:
         return {"intervals": None, "starts": False, "table": None}
-    if _is_positional(mask):
-        both = _intervals(mask, s.queries, s.keys, device)
+    if is_positional(mask):
+        both = intervals_of(mask, s.queries, s.keys, device)
         return None if both is None else {"intervals": both, "starts": not mask.sees_first_key, "table": None}
     rules, tables = split(mask)
     intervals: tuple[Tensor, Tensor] | None = None
     for rule in rules:
-        known = _is_positional(rule)
-        part = _intervals(rule, s.queries, s.keys, device) if known else rule.intervals(s.queries, s.keys, device)
+        known = is_positional(rule)
+        part = intervals_of(rule, s.queries, s.keys, device) if known else rule.intervals(s.queries, s.keys, device)
         if part is None:
             return None
         if intervals is not None:
@@ -317,13 +322,13 @@ def _masks(call: Call) -> dict[str, Any] | None:
     return {"intervals": every, "starts": not all(rule.sees_first_key for rule in rules), "table": table}
 
 
-def _is_positional(mask: Mask | None) -> bool:
+def is_positional(mask: Mask | None) -> bool:
     """Whether a mask is a plain value: what follows from it is the same for every layer, and is kept."""
     return mask is None or mask.is_positional
 
 
 @caches.memo_by_bytes("lens.intervals", _INTERVALS, _INTERVAL_BYTES)
-def _intervals(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+def intervals_of(mask: Mask, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """The intervals of a positional mask, `[1, queries]`."""
     both = mask.intervals(queries, keys, device)
     if both is None:

@@ -42,7 +42,7 @@ class Kind(NamedTuple):
     value_dim: int
     received: frozenset[tuple[str, str, bool]]  # the reading, what is made of a column, and whether queries weigh
     tops: frozenset[tuple[str, int]]
-    pictures: frozenset[tuple[str, bool, bool, bool]]  # the reading, of maxima, of a part of the map, of high pixels
+    pictures: frozenset[tuple[str, bool, bool]]  # the reading, whether of maxima, whether of a part of the map
 
 
 def passed(call: Call, job: Job, extra: Extra, by_kernels: By, by_walk: By) -> bool:
@@ -64,20 +64,28 @@ def _kind(call: Call, job: Job, extra: Extra) -> Kind:
         0 if v is None else v.shape[-1],
         frozenset(received),
         frozenset((top.of, top.n) for top in job.tops),
-        frozenset(
-            (key[-2], key[-1], any(span is not None for span in key[2:4]), _is_high(vertical))
-            for key, (vertical, _) in job.grids.items()
-        ),
+        frozenset((key[-2], key[-1], any(span is not None for span in key[2:4])) for key in job.grids),
     )
 
 
-def _is_high(vertical: geometry.Axis) -> bool:
-    """Whether each line of pixels may be a band of its own."""
-    return vertical.stop - vertical.start >= 64 * vertical.bins
+def _lengths(kind: Kind) -> tuple[int, ...]:
+    """How many keys a trial has; for the strongest n both n stretches of columns and more, which other kernels do."""
+    from sightline.kernels.reading_edges import MOST
+    from sightline.kernels.readings import default_tiling
+
+    most = max((n for _, n in kind.tops if n <= MOST), default=0)
+    few = most * 2 * default_tiling(torch.float32 in (kind.dtype, kind.value_dtype)).columns
+    return (few, few + trial._KEYS) if few else (trial._KEYS,)
 
 
 def _try(kind: Kind, by_kernels: By, by_walk: By) -> str | None:
-    call, new = trial.small_call(kind, trial._KEYS)
+    """Why the kernels may not do such a job, or None if they may."""
+    tried = (_try_with(keys, kind, by_kernels, by_walk) for keys in _lengths(kind))
+    return next((why_not for why_not in tried if why_not is not None), None)
+
+
+def _try_with(keys: int, kind: Kind, by_kernels: By, by_walk: By) -> str | None:
+    call, new = trial.small_call(kind, keys)
     s = call.sizes
     extra = Extra(sizes=sizes_of_values(call, call.k))
     if kind.value_dtype is not None:
@@ -92,13 +100,13 @@ def _try(kind: Kind, by_kernels: By, by_walk: By) -> str | None:
     levels = Levels(call, row)
     small = [
         Picture(
-            cell=(68 if high else 7, 13 + i),
+            cell=(7, 13 + i),
             reduce="max" if largest else "sum",
             rows=slice(9, s.queries - 3) if part else None,
             columns=slice(3, s.keys - 5) if part else None,
             of=of,
         )
-        for i, (of, largest, part, high) in enumerate(sorted(kind.pictures))
+        for i, (of, largest, part) in enumerate(sorted(kind.pictures))
     ]
     received: list[Any] = [
         Weighted(new(*s.batch, s.heads, s.queries), of, reduce) if weighted else OfKeys(of, reduce)

@@ -3,6 +3,9 @@
 Kernels are compiled where they run, by whatever Triton is there, for whatever GPU, and a compiler that gets one of them
 wrong says nothing. So before a kind of pass is used, it does a map of some hundred rows that torch's operations do too.
 What differs is not used, and said once.
+
+A kernel that reads where it may not ends all work of its process on that GPU: then nothing can take its place, and an
+error says so.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from sightline import caches
 from sightline.backends.call import make_call
+from sightline.errors import SightlineError
 from sightline.lens import geometry, pictures
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.levels import Levels
@@ -77,11 +81,18 @@ def tried(kind: Any, attempt: Callable[[Any], str | None]) -> bool:
                 return True
             right = _passed.get(kind)
             if right is None:
+                _wait_for(kind.device)  # what went wrong before is of others
                 _trying.add(kind)
                 try:
                     why_not = attempt(kind)  # an error is no answer: the next one asks again
+                except Exception as error:
+                    if _is_lost(kind.device):
+                        raise _lost(kind, _first_line(error)) from error
+                    raise
                 finally:
                     _trying.remove(kind)
+                if why_not is not None and _is_lost(kind.device):
+                    raise _lost(kind, why_not)
                 right = caches.put(_passed, kind, why_not is None, _MOST)
                 if why_not is not None:
                     _say(kind, why_not)
@@ -184,8 +195,38 @@ def compared(
     except torch.OutOfMemoryError:
         raise  # of the moment, not of the kernels
     except Exception as error:
-        return f"do not run ({type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]})"
+        return f"do not run ({_first_line(error)})"
     return None if got is None or same(got, by_walk()) else "give wrong numbers"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether a GPU no longer answers this process: an access that is not allowed is said again to whoever asks."""
+    try:
+        _wait_for(device)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _lost(kind: Any, got: str) -> SightlineError:
+    """What there is to say when a trial has ended all work on a GPU."""
+    readings = hasattr(kind, "value_dim")
+    return SightlineError(
+        f"a kernel of the lens has ended all work of this process on {kind.device}",
+        expected=f"a kernel for {'readings' if readings else 'statistics'} that runs there: {kind}",
+        got=got,
+        hint=f"a new process with SIGHTLINE_{'READINGS' if readings else 'KERNELS'}=torch in its environment: torch's "
+        "operations do it then, more slowly",
+    )
 
 
 def _say(kind: Any, why_not: str) -> None:

@@ -7,6 +7,7 @@ once, run it on the model's own kernel, and hand it over here.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ def change(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     mask: Mask | None,
     bias: BiasLike,
     scale: float | None,
@@ -39,12 +40,17 @@ def change(
     weights: Tensor | None = None,
     row: Tensor | None = None,
     sees: Tensor | None = None,
+    fresh: bool = False,
     by_hand: str = "",
+    run: Callable[[], Tensor] | None = None,
     **more: Any,
 ) -> Edited:
-    """What a call becomes, in the axes of `out`. Nobody is told of it yet."""
+    """What a call becomes, in the axes of `out`. Nobody is told of it yet.
+
+    Without `out` the call has four axes, and `run` gives it to edits that leave something of it.
+    """
     with active.quiet(compiled=q.is_cuda), torch.autocast(q.device.type, enabled=False):
-        if q.dtype != out.dtype:
+        if out is not None and q.dtype != out.dtype:
             q, k, v = (t.to(out.dtype) for t in (q, k, v))  # as autocast has it
         if q.shape[:-3] != k.shape[:-3]:
             batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])
@@ -55,10 +61,9 @@ def change(
         if row is not None:
             row = row.reshape(shape[:-1])
             row = row if sees is None else row.masked_fill(~sees.expand(row.shape), -torch.inf)
-        found = who.edit(
-            Attended(call, out.reshape(shape), first_query, first_key, weights, row, who.watching, by_hand)
-        )
-        return found._replace(out=found.out.reshape(out.shape))
+        four = None if out is None else out.reshape(shape)
+        found = who.edit(Attended(call, four, first_query, first_key, weights, row, who.watching, fresh, by_hand, run))
+        return found if out is None else found._replace(out=found.out.reshape(out.shape))
 
 
 def tell(who: Audience, found: Edited | None, first_query: int, first_key: int, heads: Heads | None) -> bool:

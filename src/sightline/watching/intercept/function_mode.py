@@ -106,9 +106,11 @@ class Audience:
         # One that only listens does so behind all changes.
         editor, name = next((one for one in self.editing if getattr(one[0], "listens", False)), self.editing[0])
         self.edited = True
-        if self.influence and torch.is_grad_enabled() and not attended.out.requires_grad:
-            attended = attended._replace(out=attended.out.clone())
-            connect(attended.out)
+        out = attended.out
+        if self.influence and torch.is_grad_enabled() and out is not None and not out.requires_grad:
+            out = out.clone()
+            attended = attended._replace(out=out)
+            connect(out)
         edited: Edited = editor.edit(name, attended, self.editing)
         self.before = edited.before
         return edited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -29,13 +30,23 @@ class Attended(NamedTuple):
     """A call that has run on the model's own kernel, in four axes, with its gradients: what edits change."""
 
     call: Call
-    out: Tensor  # [batch, heads, queries, value_dim]
+    out: Tensor | None  # [batch, heads, queries, value_dim]; None: it has not run yet, and may not have to
     first_query: int
     first_key: int
     weights: Tensor | None = None  # the map, where the model asked for it
     row: Tensor | None = None  # the numbers of its rows, where they are known
     watched: bool = True  # whether somebody wants the account of it
+    fresh: bool = False  # whether the output is nobody else's yet, and may be written into
     by_hand: str = ""  # "plain" or "dropped" where it is written by hand: what is known are its scores and values
+    run: Callable[[], Tensor] | None = None  # the model's own kernel, where it has not run yet
+
+    @property
+    def given(self) -> Tensor:
+        """What the model's own kernel gave, or gives now."""
+        if self.out is not None:
+            return self.out
+        assert self.run is not None
+        return self.run()
 
 
 class Edited(NamedTuple):

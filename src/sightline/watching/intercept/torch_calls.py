@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,19 +66,22 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
         with active.quiet():
             return func(**given)
     check(who, given.get("dropout_p", 0.0))
-    with active.quiet(), Catch() as caught:
-        out = func(**given)
+    run, out, lse = partial(func, **given), None, None
+    if table is not None or span is not None or not _may_wait(who, q, k, v, given.get("dropout_p", 0.0)):
+        with active.quiet(), Catch() as caught:
+            out = run()
+        lse = caught.lse
     k, repeated = active.one_for_all_groups(k), k
     if k is not repeated:
         v = v[:, :: repeated.shape[1] // k.shape[1]]
     plain = table is None and span is None and not flag and queries == 1
-    if plain and who.goes_on(q, k, v, caught.lse, given.get("scale")):
+    if plain and who.goes_on(q, k, v, lse, given.get("scale")):
         return out
     if span is not None and span.keys < keys:
         # A static cache is longer than what it holds.
         k, v, keys = k[..., : span.keys, :], v[..., : span.keys, :], span.keys
         table = table[..., :keys] if table is not None and table.shape[-1] > 1 else table
-    q, k, v, table, lse = one_head(q, k, v, table, caught.lse, bool(given.get("enable_gqa", False)))
+    q, k, v, table, lse = one_head(q, k, v, table, lse, bool(given.get("enable_gqa", False)))
     if rule is not None and table is not None and table.dtype == torch.bool:
         mask, bias, sees, said = rule.mask, None, rule.sees, None
     else:
@@ -90,12 +94,20 @@ def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     first = position(who, queries, keys, said, first)
     edited, meant = None, (mask, bias, given.get("scale"), first, first_key)
     if who.editing:
-        edited = change(who, q, k, v, out, *meant, row=lse, sees=sees, dropout=given.get("dropout_p", 0.0))
+        more = {"row": lse, "sees": sees, "dropout": given.get("dropout_p", 0.0), "run": run}
+        edited = change(who, q, k, v, out, *meant, fresh=True, **more)
         out = edited.out
-    heads = Heads(out, v, heads_first) if who.deep else None
+    heads = Heads(out, v, heads_first) if who.deep and out is not None else None
     if not tell(who, edited, first, first_key, heads):
         who.record(look(q, k, k, *meant, lse, sees, heads))
     return out
+
+
+def _may_wait(who: Audience, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    """Whether the model's kernel may wait until edits have said what they leave of it."""
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    plain = q.dim() == 4 and not dropout and not torch.is_autocast_enabled(q.device.type)
+    return bool(who.editing) and not who.watching and plain and not learns
 
 
 def _distributed(func: Any, given: dict[str, Any], who: Audience) -> Any:
@@ -167,7 +179,7 @@ def _told(who: Audience, call: Call, out: Tensor, row: Tensor, first_query: int,
         more: dict[str, Any] = {"softcap": call.softcap, "sinks": call.sinks, "dropout": call.dropout}
         more["normalizer"] = call.normalizer.name
         options = (call.mask, call.bias, call.scale, first_query, first_key)
-        edited = change(who, call.q, call.k, call.v, out, *options, row=row, **more)
+        edited = change(who, call.q, call.k, call.v, out, *options, row=row, fresh=True, **more)
         out = edited.out
     heads = Heads(out, call.v, heads_first) if who.deep else None
     if not tell(who, edited, first_query, first_key, heads):

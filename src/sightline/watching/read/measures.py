@@ -85,8 +85,8 @@ def previous(weights: Float[Tensor, "heads queries keys"], ids: Int[Tensor, " to
 
 
 def first(weights: Float[Tensor, "heads queries keys"], ids: Int[Tensor, " tokens"]) -> Float[Tensor, " heads"]:
-    """The weight of the first token, the mean over all queries but the first."""
-    return weights[:, 1:, 0].mean(-1) if len(ids) > 1 else weights.new_full(weights.shape[:1], torch.nan)
+    """The weight of the first token, the mean over all queries: each has one to look at."""
+    return weights[:, :, 0].mean(-1)
 
 
 def duplicate(weights: Float[Tensor, "heads queries keys"], ids: Int[Tensor, " tokens"]) -> Float[Tensor, " heads"]:
