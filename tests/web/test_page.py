@@ -744,6 +744,9 @@ def test_without_q_and_k_the_map_stops_at_its_overview(visit: Visit, add: Add, t
     assert page.locator(".failure").is_hidden()
     page.keyboard.press("5")
     page.wait_for_selector(".steps >> text=keep_qk=True")
+    visit.expected.append("422")  # Text asks for the row, and says the same
+    page.evaluate("location.hash += '&q=5'")
+    page.wait_for_selector("#sentence >> text=: what it looks at is not known here")
 
 
 # A server that goes away
