@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from playwright.sync_api import Browser, Route
+from playwright.sync_api import APIResponse, Browser, Route
 
 from explore_cases import make_run, sights, words
 from sightline.web.jobs import performer
@@ -96,6 +97,48 @@ def test_a_run_that_is_done_while_it_is_opened_has_all_its_layers(
         page.clock.resume()
         visit.until(f"{HEADS} === 72")
         visit.until("location.hash.includes('L=3&H=1&')")
+
+
+def test_the_last_news_counts_though_other_news_arrives_while_it_is_read(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for a layer more is answered after the run is done: the page stayed with the layers of that answer."""
+    with held(browser, monkeypatch) as (visit, service, go):
+        assert service.models is not None
+        more, answers = threading.Event(), list[tuple[Route, APIResponse]]()
+        hook = (
+            service.models.get("minilm")[0]
+            .encoder.layers[4]
+            .register_forward_pre_hook(lambda *_: more.wait(120) and None)
+        )
+        page = visit.page
+        page.goto(visit.base)
+        page.click(".composer button[type=submit]")
+        visit.until(f"{HEADS} === 36")
+        page.wait_for_timeout(1500)  # all news so far is shown
+
+        def answer(route: Route) -> None:
+            found = route.fetch()
+            if not answers and len(asked) == 0:
+                asked.append(route)  # whether it is there yet; what is shown is asked for after that
+                route.fulfill(response=found)
+            else:
+                answers.append((route, found))
+
+        asked: list[Route] = []
+        page.route(re.compile(r"/api/runs/[0-9a-f]+$"), answer)
+        go.set()
+        while len(answers) < 1:
+            page.wait_for_timeout(20)
+        more.set()
+        while not any(not found.json()["growing"] for _, found in answers):
+            page.wait_for_timeout(20)
+        for route, found in answers:
+            route.fulfill(response=found)
+            page.wait_for_timeout(300)
+        page.unroute_all()
+        visit.until(f"{HEADS} === 72")
+        hook.remove()
 
 
 def test_a_token_whose_name_comes_late_is_called_by_it(browser: Browser) -> None:

@@ -171,8 +171,9 @@ export class Context {
     if (coming && open?.id !== id) return;
     if (!open || open.id !== id) return this.open(id, true);
     const info = await this.source.run(id);
-    if (this.run.value !== open || !isRun(info) || (info.revision === open.rev && info.growing === open.info.growing))
-      return;
+    const passed = () => this.run.value !== open; // by other news of it, perhaps older
+    if (passed()) return this.run.value?.id === id ? this.grow(id) : undefined;
+    if (!isRun(info) || (info.revision === open.rev && info.growing === open.info.growing)) return;
     const run = this.known(new OpenRun(this.source, info));
     run.inherit(open);
     run
@@ -188,7 +189,7 @@ export class Context {
     const anew = open.info.growing && !info.growing && info.layers.length > open.info.layers.length;
     if (anew) await portraits;
     const link = anew && this.untouched() ? await this.firstLink(run) : null;
-    if (this.run.value !== open) return;
+    if (passed()) return this.run.value?.id === id ? this.grow(id) : undefined;
     batch(() => {
       if (anew && this.untouched()) this.choose(run, link, {});
       this.run.value = run;
