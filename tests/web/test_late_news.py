@@ -102,7 +102,7 @@ def test_a_run_that_is_done_while_it_is_opened_has_all_its_layers(
 def test_the_last_news_counts_though_other_news_arrives_while_it_is_read(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked for a layer more is answered after the run is done: the page stayed with the layers of that answer."""
+    """What is asked for one layer more is answered after the run is done: the page stayed with that answer's layers."""
     with held(browser, monkeypatch) as (visit, service, go):
         assert service.models is not None
         more, answers = threading.Event(), list[tuple[Route, APIResponse]]()
