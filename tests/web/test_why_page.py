@@ -18,6 +18,11 @@ from sightline.web.jobs import performer
 from sightline.web.service import Service
 from web.browser import SENTENCE, Live, Trained, Visit, trained
 
+OPEN_IN_VIEW = """(() => {
+    const [open, rail] = ['.head[aria-selected=true]', '.heads-grid'].map(
+        (one) => document.querySelector(one)?.getBoundingClientRect());
+    return open && rail && open.top >= rail.top - 1 && open.bottom <= rail.bottom + 1;
+})()"""
 TEXT = "When Mary and John went to the store, John gave a drink to"
 
 
@@ -141,6 +146,7 @@ def test_what_mattered_for_mary_and_what_is_left_without_that_head(browser: Brow
     visit.until("document.querySelector('.reading-about').textContent === '= 6.12'", 300)
     visit.settle()
     visit.until("document.querySelector('.sentence .weight').textContent === '2.785'")
+    visit.until(OPEN_IN_VIEW)  # the reading ranks the heads anew
     page.click("[data-order=influence]")
     page.click("#rail-tab-path")
     page.locator(".path li").first.wait_for()

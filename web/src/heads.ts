@@ -61,7 +61,7 @@ export class Heads {
     this.grid.addEventListener("keydown", (event) => this.key(event));
     this.grid.addEventListener("focus", () => this.mark());
     onChange(context.run, (run) => {
-      this.unseen ||= run !== null && run.id !== this.ranked;
+      this.unseen ||= run !== null && ranking(run) !== this.ranked;
       this.offer();
       this.draw();
     });
@@ -175,7 +175,7 @@ export class Heads {
     if (!this.unseen) return;
     this.reveal();
     this.unseen = !run.portraits && this.order !== "layer"; // they are ranked anew when that is known
-    if (!this.unseen) this.ranked = run.id;
+    if (!this.unseen) this.ranked = ranking(run);
   }
 
   // The open head, in what scrolls: the grid, or on a phone all of the rail.
@@ -346,6 +346,11 @@ export class Heads {
     event.preventDefault();
     event.stopPropagation();
   }
+}
+
+// What heads are ranked by: another reading of a run is another ranking.
+function ranking(run: OpenRun): string {
+  return `${run.id} ${run.info.of}`;
 }
 
 export function drawThumb(
