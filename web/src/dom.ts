@@ -138,5 +138,6 @@ export function forTouch(words: string): string {
   return words
     .replace("Point at a token, or click one,", "Tap a token")
     .replace("Point at", "Tap")
+    .replace("click goes there", "tap again goes there")
     .replace(" or at ", " or ");
 }

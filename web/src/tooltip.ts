@@ -1,7 +1,7 @@
 // What is under the pointer: at once from the tile, then with score, rank and entropy from the server.
 
 import { show, showAbout } from "./colors";
-import { debounced, el } from "./dom";
+import { debounced, el, forTouch } from "./dom";
 import { type Cells, single } from "./grid";
 import type { HeadRef } from "./painter";
 import { aborted, type CellPeek, type PatchPeek } from "./source";
@@ -177,7 +177,7 @@ export class Tooltip {
             el("span", { class: "arrow" }, "→"),
             keys.element(k, 20),
           ),
-          el("div", { class: "fine" }, "click goes there"),
+          el("div", { class: "fine" }, forTouch("click goes there")),
         );
         this.found(
           `queries ${span(cells.q0, cells.q1)}, keys ${span(cells.k0, cells.k1)}: mean ${show(patch.mean!)}, largest ${show(patch.max!)}`,
