@@ -353,8 +353,10 @@ _SAME = """
     alpha_dropout clamp clamp_ clip clip_ clamp_min clamp_min_ clamp_max clamp_max_ tanh tanh_ nan_to_num nan_to_num_
     masked_fill masked_fill_ tril triu neg relu pow __pow__ square sqrt abs log_softmax
 """
-_MEET = "add add_ __radd__ sub sub_ subtract rsub __rsub__ mul mul_ multiply __rmul__ div div_ divide true_divide where"
-_MEET += " maximum minimum fmax fmin logaddexp addcmul addcdiv lerp"
+_MEET = """
+    add add_ __radd__ sub sub_ subtract rsub __rsub__ mul mul_ multiply __rmul__ div div_ divide true_divide where
+    maximum minimum fmax fmin logaddexp addcmul addcdiv lerp
+"""
 _EXTREME = "max min"
 _JOINED = "cat concat concatenate stack hstack vstack masked_scatter scatter index_copy"
 _WRITING = "__setitem__ copy_ scatter_ index_copy_ masked_scatter_"
