@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
+from sightline.explore import model_runs
+from sightline.explore.run import Run
 from sightline.web.jobs import performer
 from sightline.web.service import Service
 from web.browser import Live, Visit
@@ -46,10 +49,35 @@ def test_the_worked_table_of_an_edited_run_has_its_weights(asked: Client, place:
     assert there["weight"] == pytest.approx(shown[found["python_key"]], abs=1e-6)
 
 
+class Held:
+    """Within it, a run that grows gets no further than its first layers."""
+
+    def __init__(self) -> None:
+        self.grown, self.goes_on = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def __enter__(self) -> None:
+        self.grown.clear()
+        self.goes_on.clear()
+
+    def __exit__(self, *why: object) -> None:
+        self.goes_on.set()
+
+    def add(self, service: Service, run: Run) -> None:
+        service.library.add(run)
+        self.grown.set()
+        assert self.goes_on.wait(30)
+
+
 @pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture(scope="module")
+def live(held: Held) -> Iterator[Live]:
     tiny = Tiny()
-    service = Service(performer(tiny, lambda run: service.library.add(run)), tiny)
+    service = Service(performer(tiny, lambda run: held.add(service, run)), tiny)
     server = Live(service)
     yield server
     server.close()
@@ -80,6 +108,28 @@ def test_what_was_written_is_edited_token_by_token(browser: Browser, live: Live,
     assert was["after"] == now["after"] == 18
     said = page.locator(".outcome").inner_text()
     assert f"difference of their logits {was['value']:.2f} → {now['value']:.2f}" in said
+    visit.close()
+
+
+def test_an_edited_run_that_grows_is_waited_for(
+    browser: Browser, live: Live, http: Any, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it is there as the page asks: it is put beside the run when it is whole, and the sentence is said."""
+    monkeypatch.setattr(model_runs, "EVERY", 0.0)  # what is there is handed out at once
+    plain, _ = done(http, http.post("/api/runs", json={"text": TEXT, "model": "tiny"}))
+    with held:
+        ordered = http.post("/api/runs", json={"text": TEXT, "model": "tiny", "edits": ["ablate:1.2"]})
+        assert held.grown.wait(30)
+        visit = Visit(browser, live.base)
+        page = visit.open(f"#v=2&run={plain}&L=1&H=2&q=9&k=4&edits=ablate:1.2")
+        page.locator(".edit-chip").wait_for()
+        visit.until("document.querySelector('.why-progress')?.hidden === false")
+        assert "with=" not in page.url
+        assert page.locator(".outcome").is_hidden()
+    page.locator(".outcome:not([hidden])").wait_for()
+    edited = page.url.split("with=")[1].split(",")[0]
+    assert edited == ordered.json()["id"]
+    assert not live.service.run(edited).growing
     visit.close()
 
 

@@ -75,6 +75,36 @@ def test_an_order_that_waits_says_what_for(browser: Browser, monkeypatch: pytest
         assert page.locator(".pending").is_hidden()
 
 
+def test_what_somebody_else_runs_is_not_opened_over_what_is_looked_at(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the list when it is there. What was ordered here is opened, also by a page that was loaded again."""
+    with held(browser, monkeypatch) as (visit, service, go):
+        mine = make_run(sights(5), words(5))
+        service.library.add(mine)
+        orders = f"{visit.base}api/runs"
+        assert visit.context.request.post(orders, data={"text": "one two", "model": "minilm"}).ok
+        page = visit.open(f"#v=2&run={mine.id}&L=0&H=1&q=3&k=1")
+        page.wait_for_selector(".progress >> text=running 3 of 6")
+        go.set()
+        page.wait_for_selector(".progress", state="hidden")
+        visit.until("document.querySelectorAll('.run-pick option').length === 2")
+        visit.settle()
+        assert f"run={mine.id}&" in page.url
+        assert "q=3&k=1" in page.url
+        go.clear()
+        page.click("text=New text")
+        page.fill("textarea", "three four five")
+        page.click(".composer button[type=submit]")
+        page.wait_for_selector(".progress >> text=running 3 of 6")
+        page.goto(f"{visit.base}#v=2&run={mine.id}&L=0&H=1&q=3&k=1")
+        page.reload()
+        page.wait_for_selector(".progress >> text=running 3 of 6")
+        go.set()
+        visit.until(f"{HEADS} === 72")
+        assert f"run={mine.id}&" not in page.url
+
+
 def test_a_run_that_is_done_while_it_is_opened_has_all_its_layers(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,10 @@ export class Context {
     }
   }
 
-  // No run is open any more.
+  get showing(): string | null {
+    return this.comes?.id ?? this.run.value?.id ?? null; // what is being opened, or is open
+  }
+
   leave(): void {
     this.opening++;
     batch(() => {
@@ -152,9 +155,8 @@ export class Context {
     this.findLink();
   }
 
-  // Addresses write the model's own numbers.
   private known(run: OpenRun): OpenRun {
-    this.store.numbers.set(run.id, run.info.layer_numbers);
+    this.store.numbers.set(run.id, run.info.layer_numbers); // addresses write the model's own
     return run;
   }
 

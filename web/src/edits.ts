@@ -8,7 +8,7 @@ import { dialog } from "./export";
 import type { Cells } from "./grid";
 import { waitFor } from "./orders";
 import type { OpenRun } from "./run";
-import type { OrderInfo } from "./source";
+import { isRun, type OrderInfo } from "./source";
 import { visible } from "./tokens";
 import { asked, sent } from "./why";
 import { type Edit, editWords } from "./whystate";
@@ -210,7 +210,7 @@ export class Edits {
 
   private async finished(id: string, asking: number): Promise<void> {
     const found = await this.context.source.run(id);
-    if ("layers" in found) return;
+    if (isRun(found) && !found.growing) return; // of one that grows, layers and next words are still to come
     const { done } = waitFor(this.context.source, id, (order) => asking === this.asking && this.progress(order));
     await done;
   }

@@ -1,11 +1,13 @@
 // The bar at the top: which run, a new text, which head, and what can be done with the view.
 
 import { Arrival } from "./beside";
+import { mark } from "./brand";
 import { onChange } from "./changes";
 import { Composer, EXAMPLE, type Order } from "./composer";
 import type { Context } from "./context";
-import { el, icon, shortened, svg } from "./dom";
+import { el, icon, shortened } from "./dom";
 import { toCome, where } from "./orders";
+import { isOwn, setOwn } from "./ownorders";
 import { isRun, type Limits, type OrderInfo, type RunShort, whole } from "./source";
 import { Unseen } from "./unseen";
 
@@ -196,6 +198,12 @@ export class Header {
     const { id } = await this.context.source.order(order.text, order.model, order.generate, order.image);
     this.arrival.expect(id, order);
     this.toggleComposer(false);
+    this.await(id);
+  }
+
+  // What was ordered here is opened as soon as there is something of it.
+  await(id: string): void {
+    setOwn(id, true);
     this.follow(id);
   }
 
@@ -211,21 +219,23 @@ export class Header {
     }
   }
 
-  // How an order goes, until it is there.
-  follow(id: string): void {
+  // How an order goes, until it is there. Somebody else's is not opened over what is looked at here.
+  private follow(id: string): void {
     this.stopEvents?.();
+    const wanted = () => isOwn(id) || [null, id].includes(this.context.showing);
     const stop = this.context.source.events(id, (order) => {
       this.show(order);
       if (order.state !== "running") this.missed = null;
-      if (order.stage === "generating" ? order.done > 1 : order.stage === "running" && order.done > 0)
-        void this.grow(id);
+      const some = order.stage === "generating" ? order.done > 1 : order.stage === "running" && order.done > 0;
+      if (some && wanted()) void this.grow(id);
       if (order.state === "done") {
         this.stopEvents = null;
         this.progress.hidden = true;
-        this.settle();
-        void this.refresh()
-          .then(() => this.context.grow(id))
-          .then(() => this.arrival.here(id));
+        const opens = wanted();
+        setOwn(id, false);
+        if (opens) this.settle();
+        const listed = this.refresh();
+        if (opens) void listed.then(() => this.context.grow(id)).then(() => this.arrival.here(id));
       } else if (order.state === "failed" || order.state === "cancelled") {
         this.stopEvents = null;
         if (this.context.run.value?.id === id) void this.leave();
@@ -376,22 +386,4 @@ export class Header {
       this.closeButton.disabled = false;
     }
   }
-}
-
-// The sign of the program, drawn here so that a report needs no file.
-function mark(): SVGSVGElement {
-  const cells: [number, number, string][] = [
-    [6, 6, "#fcfdbf"],
-    [6, 13, "#e75263"],
-    [13, 13, "#fec287"],
-    [6, 20, "#721f81"],
-    [13, 20, "#b73779"],
-    [20, 20, "#fcfdbf"],
-  ];
-  return svg(
-    "svg",
-    { viewBox: "0 0 32 32", width: 22, height: 22, "aria-hidden": "true" },
-    svg("rect", { width: 32, height: 32, rx: 7, fill: "#1b1035" }),
-    ...cells.map(([x, y, fill]) => svg("rect", { x, y, width: 5, height: 5, rx: 1, fill })),
-  );
 }

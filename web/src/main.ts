@@ -48,7 +48,7 @@ class App {
   private heads = new Heads(this.context);
   readonly rail = new Rail(this.context, this.heads.node);
   private wall = new Wall(this.context);
-  private written = new WrittenView(this.context, (id) => this.header.follow(id));
+  private written = new WrittenView(this.context, (id) => this.header.await(id));
   private why = new WhyBar(this.context, {
     rectangle: () => this.map.part(),
     second: () => this.compare.second(),

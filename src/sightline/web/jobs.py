@@ -208,12 +208,15 @@ class JobQueue:
             self.finished(made)
             self._set(job, state="done", stage="done")
         except BaseException as error:
+            self._drop(job)  # before anybody hears that it is over
             self._ended(job, error)
-        if job.state != "done":
-            try:
-                self.dropped(job.id)  # a growing run that was handed out already
-            except BaseException as error:
-                log.error("a run could not be put away: %s", told(error), exc_info=error)
+
+    def _drop(self, job: Job) -> None:
+        """Put a growing run away that was handed out already."""
+        try:
+            self.dropped(job.id)
+        except BaseException as error:
+            log.error("a run could not be put away: %s", told(error), exc_info=error)
 
     def _ended(self, job: Job, error: BaseException) -> None:
         # One that was taken back may end by any error: the folder of a growing run is gone already.
