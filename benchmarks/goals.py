@@ -80,13 +80,14 @@ def watched(*lengths: int) -> Callable[[Results], Found]:
         pairs = []
         for layers in WATCHED:
             for tokens in lengths:
-                own, eager = (
+                own, read, eager = (
                     results.figure("watch-cpu", "of_unwatched", call=f"{layers}: {name}", tokens=tokens)
-                    for name in ("watched", "eager, output_attentions")
+                    for name in ("watched", "watched, and read", "eager, output_attentions")
                 )
                 if own is not None and eager is not None:
                     where = f"{layers.removeprefix('eight layers').removeprefix(', ')} {tokens:,} tokens".strip()
-                    pairs.append((own / eager, f"{where}: {own:.2f} of unwatched, eager {eager:.2f}"))
+                    asked = "" if read is None else f" ({read:.2f} with the numbers read)"
+                    pairs.append((own / eager, f"{where}: {own:.2f} of unwatched{asked}, eager {eager:.2f}"))
         return pairs
 
     return found

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from harness import compare, ratio, write
 
-from sightline.watching import watch
+from sightline.watching import Seen, watch
 
 GPU = torch.cuda.is_available()
 TOKENS = 32768 if GPU else 2048
@@ -196,13 +196,16 @@ def _short(repeats: int, layers: str, calls: tuple[tuple[int, int], ...]) -> lis
                 else:
                     model(ids, **options)
 
-        def run_watched(run: Callable[..., None] = run) -> None:
-            with watch(own):
+        def run_watched(run: Callable[..., None] = run) -> Seen:
+            with watch(own) as seen:
                 run(own)
+            return seen
 
         runs = {
             "unwatched": lambda run=run: run(own),
             "watched": run_watched,
+            # The account of a short text is made when somebody asks for it.
+            "watched, and read": lambda run=run_watched: read(run()),
             "eager, output_attentions": lambda run=run: run(eager, output_attentions=True),
         }
         result = compare(runs, repeats=repeats, warmups=2, in_a_row=True)
@@ -212,6 +215,11 @@ def _short(repeats: int, layers: str, calls: tuple[tuple[int, int], ...]) -> lis
             rows.append({"call": f"{what}: {name}", "tokens": tokens, "of_unwatched": share} | result[name])
             print(f"{rows[-1]['call']:56} {tokens:5,} tokens {share:.3f}", flush=True)
     return rows
+
+
+def read(seen: Seen) -> list:
+    """Ask for every layer."""
+    return [seen[name] for name in seen.layers]
 
 
 def peak(run: Callable[[], object]) -> float:

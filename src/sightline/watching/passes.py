@@ -49,7 +49,7 @@ class Passing:
     writer: Writer | None
     follow_image: Callable[[tuple, dict], None]
     _follow_pass: Callable[[], None]
-    _settle: Callable[[], None]
+    _settle: Callable[..., None]
 
     def begin_passes(self) -> None:
         self.passes = self.depth = self.again = 0
@@ -133,7 +133,7 @@ class Passing:
             if not self.depth:
                 self._unhook()
                 self.listening.ends(self.seen, step=self.reader.one and not self.hookless)
-                self._settle()
+                self._settle(rest=True)
                 self.deeper.settle()
 
     def _unhook(self) -> None:

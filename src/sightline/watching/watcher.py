@@ -129,9 +129,9 @@ class Watcher(Passing, Following, Repeating, Slicing):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.listening.wakes(self)
-        self._settle()
+        self._settle(rest=True)
         self.deeper.settle()
-        self.gather.flush()
+        self.gather.leave()
         self.put_in_order()
         self.held = {}
         self._let_go(self.layers)

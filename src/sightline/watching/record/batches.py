@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.masks import Mask
     from sightline.watching.record.account import Wanted
-    from sightline.watching.record.layer import Layer, Part
+    from sightline.watching.record.layer import Part
     from sightline.watching.record.shares import Place
 
 # Cells of a call that waits, and of all that are accounted for at once. On a CPU what does not fit its cache is slower.
@@ -37,7 +37,7 @@ _BYTES = 16 << 20
 class Waiting(NamedTuple):
     """A call that waits, with copies of its q and k."""
 
-    layer: Layer
+    layer: Any  # the `Layer`; None in what must not hold it
     part: Part
     call: Call
     row: Tensor

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sightline.lens.unchanged import count
 from sightline.masks import Band, Mask, causal, padding
-from sightline.watching.record.layer import Piece, band_and_padding
+from sightline.watching.record.joined_mask import band_and_padding
+from sightline.watching.record.layer import Piece
 
 if TYPE_CHECKING:
     from sightline.backends.call import Call

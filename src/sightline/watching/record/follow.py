@@ -288,9 +288,9 @@ class Following(Searching):
             turn = first
         return turn
 
-    def _settle(self) -> None:
-        """A pass is over: were the keys in its caches those that had been seen?"""
-        self.gather.end_pass()
+    def _settle(self, rest: bool = False) -> None:
+        """A pass is over: were the keys in its caches those that had been seen? With `rest` no other begins yet."""
+        self.gather.end_pass(rest)
         for name in self.end_slices():
             self.seen._unseen.setdefault(name, SLICED)
         self.settle_rows()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from sightline.watching.record.batches import (
 from sightline.watching.record.decoding_steps import Block, Sees, Step, differ, moved, sees
 from sightline.watching.record.follow import marks
 from sightline.watching.record.layer import Layer, Part
+from sightline.watching.record.resting import Resting, may_rest
 from sightline.watching.record.searching import MOVED
 from sightline.watching.record.shares import Place
 
@@ -69,7 +70,17 @@ class Gather:
         """Whether a call can wait."""
         if not self.on or self.watcher.wanted.pictures or self.watcher.writer is not None:
             return False
-        return is_plain(call) and fits(call, device) and may_wait(call.mask)
+        if not is_plain(call) or not may_wait(call.mask):
+            return False
+        return fits(call, device) or (self.may_rest and may_rest(call))
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether a pass may be left as it is until somebody asks, or another one begins.
+
+        One that goes on where another ended is compared with it now.
+        """
+        return not (self.watcher.deep or self.watcher.search or self.watcher.continues or self.blocks)
 
     @property
     def takes_steps(self) -> bool:
@@ -176,9 +187,16 @@ class Gather:
 
     # What is done with it.
 
-    def end_pass(self) -> None:
-        """A pass is over: its layers are accounted for, and the steps if there are enough."""
+    def end_pass(self, rest: bool = False) -> None:
+        """A pass is over: its layers are accounted for, and the steps if there are enough.
+
+        With `rest` no other begins yet, and what may waits on.
+        """
         with self.lock:
+            if rest and self.may_rest:
+                with aside():  # a watch would hear where tensors are asked what they lie on
+                    if all(may_rest(one.call) for one in self.calls):
+                        return
             self._flush_calls()
             self._check_steps()
             self._seen = {}
@@ -192,6 +210,21 @@ class Gather:
             self._flush_calls()
             self.flush_steps()
 
+    def leave(self) -> None:
+        """The block is over: what need not be accounted for now is when somebody asks."""
+        with self.lock:
+            self.end_pass(rest=True)
+            self.flush_steps()
+            for one in self.calls:
+                one.layer.settle = None
+            Resting(self._current(), self.watcher.wanted)
+            self.calls, self.bytes = [], 0
+
+    def _current(self) -> list[Waiting]:
+        """The calls that wait, and are still a part of what was seen."""
+        layers = self.watcher.seen._layers
+        return [one for one in self.calls if layers.get(one.layer.name) is one.layer and _holds(one.layer, one.part)]
+
     def forget(self) -> None:
         """Let go of all that waits."""
         with self.lock:
@@ -200,12 +233,9 @@ class Gather:
             self.calls, self.blocks, self.bytes, self._same, self._seen = [], {}, 0, {}, {}
 
     def _flush_calls(self) -> None:
-        waiting, self.calls = self.calls, []
-        if not waiting:
+        if not self.calls:
             return
-        self.bytes = 0
-        layers = self.watcher.seen._layers
-        waiting = [one for one in waiting if layers.get(one.layer.name) is one.layer and _holds(one.layer, one.part)]
+        waiting, self.calls, self.bytes = self._current(), [], 0
         with aside():
             for group in alike(waiting):
                 self._account(group)
@@ -365,5 +395,5 @@ class Gather:
             self.watcher.follow.known[block.layer.name] = (block.first_key, new)
 
 
-def _holds(layer: Layer, part: Part) -> bool:
+def _holds(layer: Any, part: Part) -> bool:
     return any(one is part for one in layer.parts)

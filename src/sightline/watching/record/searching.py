@@ -68,7 +68,7 @@ class Searching:
     repeats: Any
     _followed: Callable[[], list[Layer]]
     _lose: Callable[[int, str], None]
-    _settle: Callable[[], None]
+    _settle: Callable[..., None]
     _account: Callable[[Layer, Part, Looked, Call, Tensor, Place], None]
     _repeats: Callable[[str, Looked, int], Tensor | None]
 

@@ -1,0 +1,59 @@
+"""The short calls of a watch that is over: they are accounted for when somebody asks for one of them.
+
+Who watches a short text waits for the model, and not for numbers that are perhaps never read. Until then copies of q
+and k stay, of all layers some 64 MiB at most. Nothing here knows the watch or its `Seen`, so that both go when nobody
+has them; nor is anything the model's, which may change.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sightline.watching.record.account import cells_of
+from sightline.watching.record.batches import Waiting, account_of, alike, aside
+from sightline.watching.record.to_cpu import Shipper
+
+if TYPE_CHECKING:
+    from sightline.backends.call import Call
+    from sightline.watching.record.account import Wanted
+
+# Cells of a call's maps, over batch and heads, up to which it waits: 16 heads of 512 tokens.
+_CELLS = 1 << 22
+
+
+def may_rest(call: Call) -> bool:
+    """Whether a call may wait until somebody asks. On a GPU the model's stream would have to be waited for."""
+    return call.device.type == "cpu" and 0 < cells_of(call) <= _CELLS
+
+
+class Resting:
+    """Calls that wait; whoever asks for the sight of one of their layers has all of them accounted for."""
+
+    def __init__(self, waiting: list[Waiting], wanted: Wanted) -> None:
+        self.wanted, self.ship, self.lock = wanted, Shipper(), threading.Lock()
+        self.calls = [_own(one) for one in waiting]
+        self.layers = [weakref.ref(one.layer) for one in waiting]
+        for one in waiting:
+            one.layer.settle = self.flush
+
+    def flush(self) -> None:
+        """Account for all of them, once."""
+        with self.lock, aside():
+            for group in alike(self.calls):
+                found = account_of(group, self.wanted)
+                for one, arriving in zip(group, self.ship.send_all([x | one.more for x, one in zip(found, group)])):
+                    one.part.arriving = arriving
+            self.calls = []
+            for layer in filter(None, (known() for known in self.layers)):
+                layer.settle = None
+
+
+def _own(one: Waiting) -> Waiting:
+    """The same without its layer, and with copies of what is still the model's."""
+    real, sinks = one.place.real, one.more.get("sinks")
+    call = one.call if sinks is None else one.call.replace(sinks=sinks)
+    place = one.place if real is None else replace(one.place, real=real.clone())
+    return one._replace(layer=None, call=call, place=place, k=None)  # followed no more
