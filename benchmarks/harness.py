@@ -234,7 +234,7 @@ def write(name: str, rows: list[dict], folder: Path | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     options = [argument for argument in sys.argv[1:] if not (folder and argument in ("--out", str(folder)))]
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *options])
-    measured = sources.sum_of(name)
+    measured = sources.sum_of(path.stem)
     rows = [row if measured is None else {**row, "sources": row.get("sources", measured)} for row in rows]
     found = {"machine": machine(), "command": command, "commit": sources.commit(), "results": rows}
     if QUICK:

@@ -1,7 +1,8 @@
 """Which code a result was measured on: a sum over the sources that a benchmark measures, and the commit.
 
 What is measured again after a change has the new sum; a result of another sum is older than the code, and `tables.py`
-says so where it shows it. Comments and docstrings do not count, nor how lines are broken.
+says so where it shows it. Comments and docstrings do not count, nor how lines are broken; nor does what only runs on
+the other kind of machine, CPU or GPU.
 """
 
 from __future__ import annotations
@@ -40,23 +41,29 @@ MEASURED = {
 }
 
 
-def sum_of(name: str) -> str | None:
-    """The sum of the code that a benchmark measures; None if it is not said which that is.
+# What does not run on such a machine.
+ELSEWHERE = {"cpu": ("lens/gpu/*", "kernels/*.py"), "gpu": ("lens/cpu/*", "kernels/native/*")}
 
-    >>> sum_of("lens") == sum_of("growth"), sum_of("ladder")
-    (True, None)
+
+def sum_of(result: str) -> str | None:
+    """The sum of the code that a benchmark measures on a CPU or a GPU; None if it is not said which that is.
+
+    >>> sum_of("lens-cpu") == sum_of("growth-cpu"), sum_of("lens-cpu") == sum_of("lens-gpu"), sum_of("ladder-cpu")
+    (True, False, None)
     """
-    return _sum(MEASURED[name]) if name in MEASURED else None
+    name, _, kind = result.rpartition("-")
+    return _sum(MEASURED[name], kind) if name in MEASURED else None
 
 
 @functools.cache
-def _sum(parts: tuple[str, ...]) -> str:
+def _sum(parts: tuple[str, ...], kind: str) -> str:
     total = hashlib.sha256()
+    left_out = {path for pattern in ELSEWHERE[kind] for path in PACKAGE.glob(pattern)}
     for part in parts:
         place = PACKAGE / part
         assert place.exists(), f"{part} is measured, and not there"
         files = [place] if place.is_file() else [p for p in sorted(place.rglob("*")) if p.suffix in (".py", ".c")]
-        for path in files:
+        for path in (path for path in files if path not in left_out):
             total.update(path.relative_to(PACKAGE).as_posix().encode())
             total.update(_meaning(path))
     return total.hexdigest()[:12]

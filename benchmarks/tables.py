@@ -28,7 +28,7 @@ class Results:
     """All result files of a folder; what was not measured is None, and so is what was measured with --quick."""
 
     def __init__(self, folder: Path = HERE / "results", current: Callable[[str], str | None] | None = None) -> None:
-        self.current = sum_of if current is None else current  # of the code as it is, for each benchmark
+        self.current = sum_of if current is None else current  # of the code as it is, for each file of results
         self.files: dict[str, dict] = {}
         self.quick: list[str] = []
         self.asked: set[str] = set()  # files that somebody read rows of
@@ -54,7 +54,7 @@ class Results:
 
     def is_old(self, name: str) -> bool:
         """Whether some of a file was measured on other code than there is now, or nobody knows on which."""
-        if name not in self.files or (now := self.current(name.rpartition("-")[0])) is None:
+        if name not in self.files or (now := self.current(name)) is None:
             return False
         return any(row.get("sources") != now for row in self.files[name]["results"])
 

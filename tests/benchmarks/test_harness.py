@@ -79,7 +79,7 @@ def test_parts_that_are_not_measured_again_stay(
 
 
 def test_rows_say_of_which_code_they_are(harness: ModuleType, tmp_path: Path) -> None:
-    now = harness.sources.sum_of("lens")
+    now = harness.sources.sum_of("lens-cpu")
     path = harness.write("lens", [{"call": "a"}, {"call": "b", "sources": None}], tmp_path)
     found = json.loads(path.read_text("utf-8"))
     assert [row["sources"] for row in found["results"]] == [now, None], "what was kept is not of this code"

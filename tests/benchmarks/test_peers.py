@@ -43,7 +43,7 @@ def test_a_peer_that_is_not_there_keeps_its_figures(
         *[("heads", 128)] * 2,
         *[("lxt", 256)] * 2,
     ]
-    assert all(row["sources"] == harness.sources.sum_of("peers") for row in found)
+    assert all(row["sources"] == harness.sources.sum_of("peers-cpu") for row in found)
 
 
 def test_other_numbers_are_no_figures(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,16 +151,25 @@ def test_the_sum_is_of_what_code_means(tables: ModuleType, tmp_path: Path, monke
     monkeypatch.setattr(sources, "PACKAGE", tmp_path)
     monkeypatch.setattr(sources, "MEASURED", {"x": ("part",)})
     (tmp_path / "part").mkdir()
+    (tmp_path / "lens" / "gpu").mkdir(parents=True)
+    monkeypatch.setitem(sources.MEASURED, "y", ("part", "lens"))
 
     def of(text: str, name: str = "a.py") -> str:
         (tmp_path / "part" / name).write_text(text)
         sources._sum.cache_clear()
-        return sources.sum_of("x")
+        return sources.sum_of("x-cpu")
 
     first = of('"""One."""\n\ndef f(x):\n    """Two."""\n    return x + 1  # three\n')
     assert of("def f(x):\n    return (x +\n        1)\n") == first
     assert of("def f(x):\n    return x + 2\n") != first
     assert of("/* one */", "b.c") != of("/* two */", "b.c")
+    sums = [sources.sum_of(f"y-{kind}") for kind in ("cpu", "gpu")]
+    (tmp_path / "lens" / "gpu" / "a.py").write_text("x = 1")
+    sources._sum.cache_clear()
+    assert [now == before for now, before in zip([sources.sum_of("y-cpu"), sources.sum_of("y-gpu")], sums)] == [
+        True,
+        False,
+    ]
     # A newer Python has fields that older ones do not know, such as the types that a function is generic over.
     function = ast.parse("def f(x): ...").body[0]
     other = ast.parse("def f(x): ...").body[0]
@@ -172,4 +181,5 @@ def test_the_sum_is_of_what_code_means(tables: ModuleType, tmp_path: Path, monke
 def test_every_part_that_is_measured_is_there(tables: ModuleType) -> None:
     sources: Any = importlib.import_module("sources")
     sources._sum.cache_clear()
-    assert all(len(sources.sum_of(name)) == 12 for name in sources.MEASURED)
+    assert all(len(sources.sum_of(f"{name}-{kind}")) == 12 for name in sources.MEASURED for kind in ("cpu", "gpu"))
+    assert all(list(sources.PACKAGE.glob(pattern)) for patterns in sources.ELSEWHERE.values() for pattern in patterns)
