@@ -229,13 +229,10 @@ LOWEST     := .venv-lowest
 LOWEST_DEV := $(LOWEST)/.stamp-dev
 LOWEST_PIP := $(LOWEST)/bin/python -m pip --disable-pip-version-check -qq install --no-compile -c $(LOWEST)/constraints.txt
 
-# Left out are the GPU's tests, the one that reads what is written here, and two that compile a model of transformers,
-# whose masks that torch cannot compile. numpy warns of what that Triton does.
+# Left out are the GPU's tests, and the one that reads what is written here. numpy warns of what that Triton does.
 test-lowest: $(LOWEST_DEV) $(PAGE) $(CHROMIUM) $(COMPILER) ## the tests with the oldest torch, and the result written down
 	@OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/gpu \
 	  --deselect tests/test_lowest.py::test_the_recorded_run_was_of_that_version_and_passed \
-	  --deselect tests/watching/intercept/test_compiled.py::test_a_compiled_model_of_transformers \
-	  --deselect 'tests/test_documentation.py::test_code_of_the_page_runs[docs/how-to/watch.md]' \
 	  -W 'ignore:Conversion of an array with ndim:DeprecationWarning' --junitxml $(LOWEST)/run.xml; \
 	$(LOWEST)/bin/python tests/record.py $(LOWEST)/run.xml benchmarks/results/lowest-cpu.json 'make $@'
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import warnings
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.attention.varlen as torch_varlen
 from torch import nn
 
 from sightline.watching import watch
@@ -297,14 +297,23 @@ def test_blocks_of_xformers_are_one_map(kind):
     check(seen, blocks(q[0], k[0], ends, ends, causal=kind.causal, scale=0.5))
 
 
-def test_varlen_attention_of_torch(monkeypatch):
+@pytest.fixture
+def torch_varlen(monkeypatch):
+    """Torch's module; where torch has none yet, one by its name."""
+    name = "torch.nn.attention.varlen"
+    if importlib.util.find_spec(name) is None:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    return importlib.import_module(name)
+
+
+def test_varlen_attention_of_torch(monkeypatch, torch_varlen):
     def varlen_attn(
         query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),
         enable_gqa=False, seqused_k=None, block_table=None, num_splits=None,
     ):  # fmt: skip
         return by_text(query, key, value, cu_seq_q, cu_seq_k, scale=scale, window=window_size)
 
-    monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_attn, raising=False)
     q, k, v = (x[0] for x in some(9, 9, batch=1))
     for options in ({}, {"window_size": (-1, 0)}, {"window_size": (2, 0), "scale": 0.4}):
         seen = seen_of(lambda options=options: torch_varlen.varlen_attn(q, k, v, ENDS, ENDS, 5, 5, **options))
@@ -315,7 +324,7 @@ def test_varlen_attention_of_torch(monkeypatch):
     assert seen.unseen == {"attn": PAGED}
 
 
-def test_varlen_attention_with_a_flag_for_causal(monkeypatch):
+def test_varlen_attention_with_a_flag_for_causal(monkeypatch, torch_varlen):
     """As in versions before windows: it may be given by its place."""
 
     def varlen_attn(
@@ -323,7 +332,7 @@ def test_varlen_attention_with_a_flag_for_causal(monkeypatch):
     ):  # fmt: skip
         return by_text(query, key, value, cu_seq_q, cu_seq_k, scale=scale, causal=is_causal)
 
-    monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_attn, raising=False)
     q, k, v = (x[0] for x in some(9, 9, batch=1))
     for more in ((), (True,), (True, None, 0.4)):
         seen = seen_of(lambda more=more: torch_varlen.varlen_attn(q, k, v, ENDS, ENDS, 5, 5, *more))

@@ -63,6 +63,8 @@ def flex(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
     if who.editing:
         edited = change(who, q, k, v, out[0], mask, bias, given["scale"], first, softcap=cap)
         out = (edited.out, *out[1:])
+    if who.deep and torch.is_grad_enabled() and not out[0].requires_grad and out[0]._is_view():
+        out = (out[0].clone(), *out[1:])  # torch 2.8 gives a view that may get no place in a graph
     heads = Heads(out[0], v, heads_first) if who.deep else None
     if not tell(who, edited, first, 0, heads):
         who.record(look(q, k, v, mask, bias, given["scale"], first, heads=heads, softcap=cap))

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator
 from torch.utils.checkpoint import checkpoint
 
@@ -96,7 +97,7 @@ def traced(mode: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         _flex(*args, **kwargs)
     elif func is attention:
         _own(*args, **kwargs)
-    elif func is checkpoint or func is _CHECKPOINT:
+    elif func is checkpoint or func is tag_activation_checkpoint:
         return func(_heard_inside(args[0]), *args[1:], **kwargs)
     elif func is F.softmax or func is torch.softmax or func is torch.Tensor.softmax:
         if args and args[0].dim() > 2:
@@ -341,6 +342,3 @@ def attending(function: Callable, name: str) -> Callable:
         return result
 
     return beside
-
-
-_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint

@@ -6,12 +6,16 @@ The state of the compiler is read from its own objects. Where a version of torch
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from torch import nn
+
+# Methods of tensors that are not called as the operators they stand for.
+_OPERATORS = {"div": "truediv", "true_divide": "truediv", "floor_divide": "floordiv", "remainder": "mod"}
 
 
 def _constant(function: Callable) -> Callable:
@@ -67,6 +71,11 @@ def operator_name(function: Callable, swapped: bool = False) -> str:
         {method: operator.__name__ for operator, method in getattr(builtin, name, {}).items()}
         for name in ("BUILTIN_TO_TENSOR_FN_MAP", "BUILTIN_TO_TENSOR_RFN_MAP")
     )
+    if not usual:  # torch 2.8: the method has the name of its operator, or nearly
+        name = getattr(function, "__name__", "").strip("_")
+        reverse = name[:1] == "r" and not hasattr(operator, name)
+        name = _OPERATORS.get(name[reverse:], name[reverse:])
+        return name if hasattr(operator, name) and (reverse or not swapped) else ""
     only = {method: name for method, name in other.items() if method not in usual}
     return only.get(function, "") if swapped else usual.get(function, only.get(function, ""))
 
