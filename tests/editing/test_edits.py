@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -178,3 +179,11 @@ def test_attention_that_nobody_sees_cannot_be_edited():
     model = torch.nn.Sequential(torch_encoder(), ByHand())
     with pytest.raises(InputError, match="1 cannot be edited"):
         edited(model, lambda edits: edits.temperature(2.0), torch.randn(2, 5, 32))
+
+
+def test_edits_saved_by_an_earlier_version() -> None:
+    """See tests/data/make_format_3.py."""
+    folder = Path(__file__).parents[1] / "data" / "format-3" / "edits"
+    edits = sl.Edits.load(folder / "all.json")
+    assert [str(one) for one in edits] == (folder / "all.txt").read_text("utf-8").splitlines()
+    assert {one.kind for one in edits} == {"cut", "boost", "temperature", "force", "patch", "ablate", "scale"}

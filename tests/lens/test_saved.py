@@ -1,4 +1,4 @@
-"""Sights that earlier versions saved still load, and give the numbers they gave; see tests/data/make_saved.py."""
+"""Sights that earlier versions saved still load, and give the numbers they gave; see tests/data/make_*.py."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ DATA = Path(__file__).parents[1] / "data"
 FILES = sorted(DATA.glob("format-*/sights/*.safetensors"))
 # Without q and k only what was computed before the file was written.
 COMPUTED = ("lse", "entropy", "max_score", "distance", "total", "sink_share", "received", "top.weights")
+COMPUTED += ("influence.magnitude", "top.influence")
 # Beside -1e9 float64 still tells scores apart. Float32, in which the kernel counted, does not: its weights are uniform.
 ROUNDED = {"hidden-by-a-large-bias": ("lse", "max_score", "sink_share")}
 
@@ -39,11 +40,19 @@ def asked(sight: sl.Sight, name: str) -> torch.Tensor:
             return sight.picture(size=(4, 5))
         case "picture.cell":
             return sight.picture(cell=(2, 3), reduce="max")
+        case "influence" | "pull" | "norms":
+            return sight.tile(slice(None), slice(None), of=name)
+        case "influence.rows":
+            return sight.influence
+        case "influence.magnitude":
+            return sight.received(of="influence", reduce="magnitude")
+        case "top.influence":
+            return sight.top(3, of="influence").weights
     return getattr(sight, name)
 
 
 def test_the_files_are_there() -> None:
-    assert len(FILES) >= 26
+    assert len(FILES) >= 37
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parents[1].name}-{p.stem}")
