@@ -15,7 +15,7 @@ from explore_cases import sights, words
 from model_files import llama_tensors, write_folder
 from sightline.explore.model_runs import Models, Report, RunRequest
 from sightline.explore.run import Run
-from sightline.web.jobs import Job, JobQueue, performer
+from sightline.web.jobs import OVER, Job, JobQueue, performer
 from sightline.web.scheduler import Workers
 from sightline.web.service import Service
 from web.conftest import Client
@@ -61,6 +61,22 @@ def over(job: Job) -> Job:
         assert time.monotonic() < end, f"the job stays {job.state}"
         time.sleep(0.005)
     return job
+
+
+@pytest.mark.parametrize("end", OVER)
+def test_the_last_word_is_told_though_it_comes_while_another_is_told(jobs: JobQueue, end: str) -> None:
+    """A page whose stream ended before it would ask again only seconds later."""
+    job = Job("one", RunRequest("good", "words"), state="running")
+
+    async def listen() -> list[str]:
+        told = []
+        async for news in jobs.events(job):
+            told.append(news["state"])
+            if len(told) == 1:
+                jobs._set(job, state=end)
+        return told
+
+    assert asyncio.run(listen()) == ["running", end]
 
 
 # What would have ended the thread is shown by pytest as a warning, which is an error here.

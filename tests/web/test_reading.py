@@ -128,6 +128,7 @@ def test_find_reaches_the_far_end_of_a_long_text(visit: Visit, add: Add) -> None
     page.keyboard.press("Shift+Enter")
     page.wait_for_selector(".found >> text=2 of 2")
     visit.until("document.querySelectorAll('.t.query').length === 3")
+    visit.rest()
     assert inside(visit, ".t.query", ".text-scroll")
 
 

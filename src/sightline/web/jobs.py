@@ -35,6 +35,9 @@ log = logging.getLogger("sightline.web")
 Asked = RunRequest | ReadingRequest | EffectsRequest
 
 
+OVER = ("done", "failed", "cancelled")
+
+
 class Cancelled(Exception):
     """Nobody wants this run any more."""
 
@@ -79,7 +82,7 @@ class Job:
 
     @property
     def over(self) -> bool:
-        return self.state in ("done", "failed", "cancelled")
+        return self.state in OVER
 
 
 # What a job gives.
@@ -173,7 +176,7 @@ class JobQueue:
                 if now != last:
                     yield now
                     last = now
-                if job.over or self._ending:
+                if now["state"] in OVER or self._ending:  # as it was told: it may have ended since
                     return
                 await changed.wait()
                 await asyncio.sleep(0.05)  # a browser needs no more than twenty a second
