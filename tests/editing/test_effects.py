@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -204,3 +206,34 @@ def test_what_was_done_before_an_interrupt_is_kept(monkeypatch):
     assert caught.value.effects.exact[:, 0].isfinite().all()
     assert caught.value.effects.exact[:, 1].isnan().all()
     assert len(caught.value.effects.top(9)) == 4
+
+
+def test_another_thread_runs_the_same_model_meanwhile():
+    """It gets what the model gives, at all positions, and nothing of what it gives is taken for an effect."""
+    torch.manual_seed(0)
+    body = sl.nn.Decoder(16, heads=2, layers=2)
+    model = torch.nn.Sequential(body, torch.nn.Linear(16, 9)).eval()
+    x, y = torch.randn(1, 5, 16), torch.randn(1, 7, 16)
+    goal = sl.targets.logit(3)
+    expected, others, main = sl.effects(model, x, goal), [], threading.get_ident()
+    with torch.no_grad():
+        plain = model(y)
+
+    def run():
+        with torch.no_grad():
+            others.append(model(y))
+
+    def meanwhile(*_):
+        if threading.get_ident() == main:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+    handles = [layer.register_forward_hook(meanwhile) for layer in body.layers]
+    found = sl.effects(model, x, goal)
+    for handle in handles:
+        handle.remove()
+    assert len(others) > 4
+    for other in others:
+        torch.testing.assert_close(other, plain)
+    torch.testing.assert_close(found.exact, expected.exact)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -120,3 +122,33 @@ def test_nothing_is_left_behind() -> None:
 def test_what_cannot_work_is_said(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_what_another_thread_asks_the_same_model_is_not_looked_at() -> None:
+    """A server explains a text while it runs another: here that one stands still in a layer until this one is done."""
+    model, texts = Tiny(), ("the kids left", "left left kids the")
+    alone = [explain(model, text, layer=1) for text in texts]
+    main, inside, done = threading.get_ident(), threading.Event(), threading.Event()
+    other: list[sl.Steps] = []
+    thread = threading.Thread(target=lambda: other.append(explain(model, texts[1], layer=1)))
+
+    def meanwhile(*_: object) -> None:
+        if threading.get_ident() != main:
+            inside.set()
+            assert done.wait(30)
+        elif not inside.is_set():
+            thread.start()
+            assert inside.wait(30)
+
+    attention = next(m for m in model.modules() if isinstance(m, sl.nn.MultiHeadAttention))
+    handle = attention.register_forward_pre_hook(meanwhile)
+    try:
+        steps = explain(model, texts[0], layer=1)
+    finally:
+        done.set()
+        thread.join()
+        handle.remove()
+    for found, expected in zip((steps, *other), alone, strict=True):
+        assert torch.equal(found["weight"], expected["weight"])
+        assert torch.equal(found["embeddings"], expected["embeddings"])
+        assert found.title == expected.title

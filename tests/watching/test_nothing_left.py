@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import sightline as sl
 import watch_cases as tiny
 from sightline.errors import InputError, InputTypeError
 from sightline.watching import watch
@@ -274,3 +276,31 @@ def test_what_is_no_module():
         watch(lambda x: x)
     with pytest.raises(InputTypeError, match="keep_qk"):
         watch(Layer(), keep_qk=3)
+
+
+@pytest.mark.parametrize("block", [watch, lambda model: watch(model, stats=(sl.Received(of="norms"),)), sl.edit])
+def test_hooks_that_are_taken_away_while_another_thread_is_about_to_call_them(block):
+    """Torch then calls them, and without the keywords that they were promised."""
+    model, ids, found = tiny.model("llama"), torch.tensor([[3, 4, 5]]), []
+    inside, gone = threading.Event(), threading.Event()
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+
+    def wait(*_):
+        inside.set()
+        assert gone.wait(30)
+
+    def run():
+        with torch.no_grad():
+            found.append(model(input_ids=ids).logits)
+
+    handle, thread = model.register_forward_pre_hook(wait), threading.Thread(target=run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing was seen
+        with block(model):
+            thread.start()
+            assert inside.wait(30)
+    gone.set()
+    thread.join()
+    handle.remove()
+    assert torch.equal(found[0], plain)

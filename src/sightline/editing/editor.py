@@ -152,9 +152,9 @@ class Editor:
                 stack.callback(module.register_forward_pre_hook(self.enters, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
-    def enters(self, _: nn.Module, args: tuple, kwargs: dict) -> None:
-        if threading.get_ident() != self.thread or torch._C._current_graph_task_id() != -1:
-            return
+    def enters(self, _: nn.Module, args: tuple, kwargs: dict | None = None) -> None:
+        if threading.get_ident() != self.thread or torch._C._current_graph_task_id() != -1 or kwargs is None:
+            return  # without keywords it is taken away while another thread is about to call it
         self.depth += 1
         if self.depth == 1:
             self.counts, self.at, self.real = {}, None, None

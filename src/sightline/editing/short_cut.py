@@ -39,9 +39,12 @@ class Blocks:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Remember what blocks give in here."""
+        """Remember what blocks give in here, to this thread."""
+        mine = threading.get_ident()
 
         def remember(module: nn.Module, _: Any, output: Any) -> None:
+            if threading.get_ident() != mine:
+                return
             self.ran.append(id(module))
             self.gave[id(module)] = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, output)
 
@@ -81,9 +84,12 @@ class LastLinear:
 
     @contextmanager
     def recording(self, model: nn.Module) -> Iterator[None]:
-        """Remember what linear layers give in here, while it is there."""
+        """Remember what linear layers give in here to this thread, while it is there."""
+        mine = threading.get_ident()
 
         def remember(module: nn.Module, _: Any, output: Tensor) -> None:
+            if threading.get_ident() != mine:
+                return
             self._gave.append((module, weakref.ref(output)))
 
         with ExitStack() as stack:
@@ -106,7 +112,12 @@ class LastLinear:
         if self.layer is None:
             yield False
             return
-        handle = self.layer.register_forward_pre_hook(lambda _, args: (args[0][:, -1:], *args[1:]))
+        mine = threading.get_ident()
+
+        def last(_: nn.Module, args: tuple) -> tuple:
+            return (args[0][:, -1:], *args[1:]) if threading.get_ident() == mine else args
+
+        handle = self.layer.register_forward_pre_hook(last)
         try:
             yield True
         finally:

@@ -6,6 +6,7 @@ are its input and its output. What is kept is the one call that was asked for, a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class _Eye(TorchFunctionMode):
 
     def __init__(self, layer: int | str | None) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.thread = layer, threading.get_ident()
         self.paths: list[str] = []
         self.open: list[tuple[str, nn.Module, Tensor | None]] = []  # the modules that are running, inside the last
         self.kept: Kept | None = None
@@ -63,13 +64,17 @@ class _Eye(TorchFunctionMode):
         return out
 
     def enter(self, path: str) -> Callable:
-        def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) -> None:
+            if threading.get_ident() != self.thread or kwargs is None:
+                return  # somebody else asks the same model something, perhaps while this is taken away
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
             self.open.append((path, module, given[0] if given and given[0].is_floating_point() else None))
 
         return hook
 
     def leave(self, module: nn.Module, args: tuple, result: Any) -> None:
+        if threading.get_ident() != self.thread:
+            return
         path, *_ = self.open.pop()
         kept = self.kept
         if kept is not None and kept.result is None and kept.path == path and isinstance(result, Tensor):

@@ -74,11 +74,14 @@ class Passing:
                 if self.influence is not None:  # what runs again for its gradients is left by every module
                     stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
 
-    def _before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _before(self, module: nn.Module, args: tuple, kwargs: dict | None = None) -> None:
         """A module begins. Only the outermost one says when it is done: a hook behind each would take twice as long.
 
-        That hook is there before anything is asked of the pass, so that one that is refused is over, too.
+        That hook is there before anything is asked of the pass, so that one that is refused is over, too. A hook that
+        is taken away while another thread is about to call it is called without keywords.
         """
+        if kwargs is None:
+            return
         if not self.depth and self.influence is None and threading.get_ident() == self.thread:
             self.behind = module.register_forward_hook(self.leaves, always_call=True)
         self.enters(module, args, kwargs)

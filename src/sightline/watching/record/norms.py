@@ -7,6 +7,7 @@ for its value at 0, which is left out.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,6 +57,7 @@ class Projections:
     def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
         """Hear what modules are given."""
         stack.enter_context(Products(self))
+        self.thread = threading.get_ident()
         for module in modules:
             stack.callback(module.register_forward_pre_hook(self._given, with_kwargs=True).remove)
 
@@ -85,7 +87,9 @@ class Projections:
     def restart(self) -> None:
         self.pending = []
 
-    def _given(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _given(self, module: nn.Module, args: tuple, kwargs: dict | None = None) -> None:
+        if threading.get_ident() != self.thread or kwargs is None:
+            return  # another thread's, which may be about to call it while it is taken away
         if not self.pending or not args or not isinstance(args[0], Tensor) or isinstance(module, _NOTHING):
             return
         if torch._C._current_graph_task_id() != -1:
