@@ -12,6 +12,7 @@ import sightline as sl
 import watch_cases
 from model_cases import smollm2, smollm2_tokenizer
 from sightline.editing import head_effects as module
+from sightline.editing.short_cut import LastLinear
 from sightline.errors import InputError, InputTypeError
 
 
@@ -235,5 +236,21 @@ def test_another_thread_runs_the_same_model_meanwhile():
         handle.remove()
     assert len(others) > 4
     for other in others:
-        torch.testing.assert_close(other, plain)
-    torch.testing.assert_close(found.exact, expected.exact)
+        torch.testing.assert_close(other, plain, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.exact, expected.exact, atol=1e-5, rtol=1e-4)
+
+
+def test_the_last_position_is_alone_in_this_thread_only():
+    linear, x, others = torch.nn.Linear(8, 5), torch.randn(2, 6, 8), []
+    head = LastLinear(True)
+    with head.recording(linear):
+        out = linear(x)
+    head.find(out)
+    with head.alone() as narrow:
+        thread = threading.Thread(target=lambda: others.append(linear(x)))
+        thread.start()
+        thread.join()
+        own = linear(x)
+    assert narrow
+    assert own.shape == (2, 1, 5)
+    assert torch.equal(others[0], out)
