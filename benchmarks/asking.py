@@ -166,7 +166,7 @@ def wall(serving: Callable[..., Any], browsing: Callable[[], Any], folder: Path)
         tools = page.context.new_cdp_session(page)
         tools.send("Performance.enable")
         before, started = busy(tools), time.perf_counter()
-        page.click("text=All heads")
+        page.click("[data-view=wall]")
         page.locator(".wall-head").nth(1023).wait_for(state="attached")
         page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         drawn, computed = time.perf_counter() - started, busy(tools) - before
