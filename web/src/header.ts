@@ -238,6 +238,7 @@ export class Header {
         if (opens) void listed.then(() => this.context.grow(id)).then(() => this.arrival.here(id));
       } else if (order.state === "failed" || order.state === "cancelled") {
         this.stopEvents = null;
+        setOwn(id, false);
         if (this.context.run.value?.id === id) void this.leave();
         else if (!this.context.run.value) this.invite();
       }

@@ -69,6 +69,34 @@ def test_what_changes_afterwards_changes_no_number(monkeypatch: pytest.MonkeyPat
     assert found[0][0].call.sinks.abs().min() > 0
 
 
+class Reach(sl.Mask):
+    """A mask of positions alone that holds a tensor."""
+
+    is_positional = True
+
+    def __init__(self, reach: torch.Tensor) -> None:
+        self.reach = reach
+
+    def tile(self, rows, columns, queries, keys, device):
+        i, j = torch.arange(rows.start, rows.stop)[:, None], torch.arange(columns.start, columns.stop)
+        return (i - j >= 0) & (i - j <= self.reach[i])
+
+
+def test_a_positional_mask_that_holds_a_tensor_is_copied() -> None:
+    class Reaches(nn.Module):
+        mask = Reach(torch.arange(20) % 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sl.attention(x, x, x, mask=self.mask)
+
+    model, x = Reaches(), torch.randn(2, 4, 20, 8)
+    expected = sl.look(x, x, mask=Reach(torch.arange(20) % 5)).entropy
+    seen = watched(model, x)
+    assert waiting(seen) == [True]
+    model.mask.reach.zero_()
+    torch.testing.assert_close(seen[0].entropy, expected)
+
+
 @pytest.mark.parametrize("length", [1, 13, 300, 509])
 def test_asked_for_or_not_it_is_the_same(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     model = tiny.model("llama")

@@ -53,7 +53,9 @@ class Resting:
 
 def _own(one: Waiting) -> Waiting:
     """The same without its layer, and with copies of what is still the model's."""
-    real, sinks = one.place.real, one.more.get("sinks")
+    real, sinks, mask = one.place.real, one.more.get("sinks"), one.call.mask
     call = one.call if sinks is None else one.call.replace(sinks=sinks)
+    if mask is not None and mask.is_positional and any(True for _ in mask.tensors()):  # others were copied as they came
+        call = call.replace(mask=mask.to(call.device, copy=True))
     place = one.place if real is None else replace(one.place, real=real.clone())
     return one._replace(layer=None, call=call, place=place, k=None)  # followed no more
