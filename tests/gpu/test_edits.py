@@ -49,12 +49,13 @@ def test_a_long_cut_waits_for_the_gpu_once(queries, long):
     with torch.no_grad(), sl.edit(model) as edits:
         edits.cut(queries=queries, keys=slice(1000, 9000))
         model(*long)
-        torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")  # says itself, as a warning, that it is new
+                said.clear()
                 model(*long)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [one for one in said if "synchroniz" in str(one.message)]
-    assert len(waits) == 1
+    waits = [one for one in said if "synchronizing CUDA operation" in str(one.message)]
+    assert len(waits) == 1, [f"{one.filename}:{one.lineno}" for one in waits]
