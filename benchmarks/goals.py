@@ -101,6 +101,8 @@ SAME = "`sl.attention` / torch's best kernel for the same call"
 STACK = "`sl.nn.Encoder` / `torch.nn.TransformerEncoder`, same weights"
 RANDOM = "`sl.attention`, 100 texts of random lengths up to 8,192 / torch's default; layers: "
 EIGHT = "eight layers watched / unwatched, "
+CELLS = "strongest edges, picture, magnitudes"
+EDGES = "influence: strongest edges, a picture and magnitudes"
 GOALS = (
     Goal(SAME, "CPU", 1.05, 1.02, same_call("cpu")),
     Goal(SAME, "H200", 1.05, 1.02, same_call("gpu")),
@@ -134,11 +136,18 @@ GOALS = (
         "s",
     ),
     Goal(
-        "influence: strongest edges, a picture and magnitudes / torch's forward + backward",
+        f"{EDGES}, of a call that has run / torch's forward + backward",
         "H200, 16,384 tokens",
         0.6,
         0.4,
-        one("influence-gpu", "of_forward_and_backward", call="strongest edges, picture, magnitudes", tokens=16_384),
+        one("influence-gpu", "of_forward_and_backward", call=f"{CELLS}, of a call that has run", tokens=16_384),
+    ),
+    Goal(
+        f"{EDGES}, by `sl.look`, which makes the forward pass again / torch's forward + backward",
+        "H200, 16,384 tokens",
+        0.6,
+        0.4,
+        one("influence-gpu", "of_forward_and_backward", call=CELLS, tokens=16_384),
     ),
     Goal(
         "influence: rows and heads only / the backward without it",

@@ -4,10 +4,11 @@
 
 `backward` is the backward pass alone, of a graph that stays: to the heads' outputs by torch.autograd.grad, and by
 seen.backward; and a run with the model's own backward pass, watched without influence, and with it. `edges` is one call
-of `sl.look` with the eight strongest edges of each row, a picture and magnitudes by key, beside torch's forward and
-backward pass of the same call, and eager attention with its gradients retained, which then still has all that to look
-up. `long`, on a GPU, runs 131,072 tokens through a model of Llama-3-8B's shape, frozen, with the influence of its last
-two layers. All are interleaved. Other tools stand beside it in `peers.py`.
+of `sl.look` with the eight strongest edges of each row, a picture and magnitudes by key, and the same of a call that
+has run, as a watch has it, whose output and log-sum-exp are known; beside torch's forward and backward pass of the same
+call, and eager attention with its gradients retained, which then still has all that to look up. `long`, on a GPU, runs
+131,072 tokens through a model of Llama-3-8B's shape, frozen, with the influence of its last two layers. All are
+interleaved. Other tools stand beside it in `peers.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import compare, kept, ratio, write
+from harness import compare, kept, ratio, settle, write
 from torch import Tensor, nn
 
 import sightline as sl
@@ -31,7 +32,7 @@ DTYPE = torch.bfloat16 if GPU else torch.float32
 LENGTHS = (4096, 16384) if GPU else (256, 512)
 CELLS = {"heads": 16, "dim": 128, "lengths": (4096, 16384)} if GPU else {"heads": 8, "dim": 64, "lengths": (1024, 2048)}
 TARGET = sl.targets.logit(7, than=3)
-ROWS, EDGES = "rows and heads", "strongest edges, picture, magnitudes"
+ROWS, EDGES, AFTER = "rows and heads", "strongest edges, picture, magnitudes", ", of a call that has run"
 STATS = (
     sl.Top(8, of="influence"),
     sl.Picture(512, 512, of="influence"),
@@ -95,16 +96,23 @@ def edges(tokens: int, causal: bool) -> list[dict]:
         (weights @ c).backward(g)
         return weights * weights.grad
 
-    candidates = {"ours": lambda: sl.look(q, k, v, grad=g, mask=sl.causal() if causal else None, stats=STATS)}
-    candidates |= {"fused": fused, "eager": eager}
+    mask = sl.causal() if causal else None
+    sight = sl.observe(q, k, v, grad=g, mask=mask)[1]
+    candidates = {"ours": lambda: sl.look(q, k, v, grad=g, mask=mask, stats=STATS)}
+    # What `prepare` does, without keeping it for the next round.
+    candidates |= {"after": lambda: sight.compute(list(STATS)), "fused": fused, "eager": eager}
     if GPU and tokens > 8192:
         del candidates["eager"]  # its maps take more memory than there is
-    found = compare(candidates, repeats=5, warmups=1)
-    row = {"call": EDGES, "tokens": tokens, "causal": causal, "by": done_by(q, k, v, g), **found["ours"]}
-    row["of_forward_and_backward"] = ratio(found, "ours", "fused")
-    if "eager" in candidates:
-        row["of_eager"] = ratio(found, "ours", "eager")
-    return [row]
+    settle(lambda: sl.look(q, k, v, grad=g, mask=mask))
+    found = compare(candidates, repeats=7, warmups=2)
+    rows = []
+    for name, call in (("ours", EDGES), ("after", EDGES + AFTER)):
+        row = {"call": call, "tokens": tokens, "causal": causal, "by": done_by(q, k, v, g), **found[name]}
+        row["of_forward_and_backward"] = ratio(found, name, "fused")
+        if "eager" in candidates:
+            row["of_eager"] = ratio(found, name, "eager")
+        rows.append(row)
+    return rows
 
 
 def done_by(*given: Tensor) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 
 import pytest
 import torch
@@ -323,3 +324,57 @@ def test_the_gpu_holds_nothing_afterwards():
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before + 2**20
     assert seen[0].shape == (2, HEADS, 2048, 2048)
+
+
+def test_a_short_text_waits_for_whoever_asks(monkeypatch):
+    """The model ran on a stream of its own and went on; somebody else asks, in a thread, on another stream."""
+    from sightline.watching.record.gather import Gather
+
+    model, side, other = tiny.model("llama").cuda(), torch.cuda.Stream(), torch.cuda.Stream()
+    ids = torch.randint(0, 50, (2, 301), device="cuda")
+    found = []
+    for on in (False, True):
+        monkeypatch.setattr(Gather, "on", on)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side), torch.no_grad():
+            torch.cuda._sleep(50_000_000)
+            with watch(model, keep_qk=True) as seen:
+                model(ids)
+        assert all((part.arriving is None) == on for layer in seen._layers.values() for part in layer.parts)
+        found.append(seen)
+
+    def ask():
+        with torch.cuda.stream(other):
+            for name in found[1].layers:
+                found[1][name].entropy  # noqa: B018
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert not any(part.arriving is None for layer in found[1]._layers.values() for part in layer.parts)
+    for name in found[0].layers:
+        for what in ("entropy", "lse"):
+            torch.testing.assert_close(getattr(found[1][name], what), getattr(found[0][name], what))
+        torch.testing.assert_close(found[1][name].received(), found[0][name].received(), rtol=1e-4, atol=1e-5)
+        assert torch.equal(found[1][name].call.q, found[0][name].call.q)
+
+
+def test_what_waited_is_not_on_the_gpu_once_somebody_asked():
+    model, ids = tiny.model("llama").cuda(), torch.randint(0, 50, (2, 301), device="cuda")
+
+    def run():
+        with torch.no_grad(), watch(model, keep_qk=True) as seen:
+            model(ids)
+        return seen
+
+    run()[0].entropy  # noqa: B018
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    seen = run()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated() - before
+    assert 0 < held < 64 << 20
+    seen[0].entropy  # noqa: B018
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before <= 1 << 16
+    assert seen[1].received().device.type == "cpu"

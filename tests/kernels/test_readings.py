@@ -364,6 +364,17 @@ def test_a_trial_is_made_for_every_kind():
     assert len(kinds) == 12
 
 
+def test_a_trial_takes_either_sign_of_a_tie():
+    """Of a cell above 0 and one below it that are as large, rounding says which is the largest."""
+    want = torch.randn(40, 30)
+    tie = want.clone()
+    tie[3, 4] *= -1 + 1e-6
+    assert reading_trial._near(tie, want)
+    assert not reading_trial._near(torch.where(torch.rand(40, 30) < 0.5, -want, want), want)
+    assert not reading_trial._near(want + 0.1, want)
+    assert not reading_trial._near(torch.where(want > 2, torch.nan, want), want)
+
+
 STRETCHES = {
     "plain": {"shape": (1, 1, 40, 90)},
     "causal, grouped, heads in parts": {"shape": (2, 1, 70, 99), "mask": sl.causal()},

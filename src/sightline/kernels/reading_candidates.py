@@ -127,19 +127,28 @@ def near(
     interval_batch: tl.int64, table_batch: tl.int64, table_head: tl.int64, table_row: tl.int64,
     table_column: tl.int64,
     first_map: tl.int32, heads: tl.int32, groups: tl.int32, queries: tl.int32, keys: tl.int32, scale2: tl.float32,
-    cap2: tl.float32, first_row: tl.int32, rows: tl.int32, n: tl.int32,
+    cap2: tl.float32, first_row: tl.int32, rows: tl.int32, n: tl.int32, width: tl.int32,
     D: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, VDIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     N: tl.constexpr, OF: tl.constexpr, FACTORED: tl.constexpr, RESTED: tl.constexpr, STARTS: tl.constexpr,
     INTERVALS: tl.constexpr, TABLE: tl.constexpr, ALIBI: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, V_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The strongest cells of those rows that see few columns."""
+    """The strongest cells of those rows that see few columns: under a table that is known by what they have seen."""
     own = tl.program_id(1).to(tl.int64)
     map_id = own + first_map
     b, h = map_id // heads, map_id % heads
     inner = tl.program_id(0) * BM + tl.arange(0, BM)
     row = first_row + inner
-    row_ok = tl.load(BOUND + own * rows + inner, mask=inner < rows, other=0.0) == NO_BOUND
+    if TABLE:
+        row_ok = tl.load(BOUND + own * rows + inner, mask=inner < rows, other=0.0) == NO_BOUND
+    else:
+        row_ok = inner < rows
+        seen = inner * 0 + keys
+        if INTERVALS:
+            seen = tl.load(STOP + b * interval_batch + row, mask=row_ok, other=0)
+        if STARTS:
+            seen -= tl.load(FIRST + b * interval_batch + row, mask=row_ok, other=0)
+        row_ok = row_ok & (seen <= n * width)
     if tl.max(row_ok.to(tl.int32), 0) > 0:
         q, g, lse2, rest, along, factor, first, limit = rows_of_tile(
             Q, G, LSE, REST, ALONG, FACTORS, FIRST, STOP, b, h, map_id, row, row_ok, keys,

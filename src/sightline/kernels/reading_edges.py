@@ -156,6 +156,17 @@ def edges(
     unit = PARTS * rows_of_tile
     places = max(4, triton.next_power_of_2(n))
     constants = reading.constants | {"N": places, "BINS": BINS, "UNIT": unit, "PARTS": PARTS}
+    if not constants["TABLE"]:
+        if first_map == 0:
+            # Rows of all maps at once: what takes long is one tile after the other, not how many rows there are.
+            every: dict[str, Any] = reading.given | {
+                "first_map": 0, "first_row": 0, "rows": queries, "n": n, "width": width, "BOUND": None,
+                "TOP_KEYS": results[0], "TOP_CELLS": results[1],
+            }  # fmt: skip
+            grid = (triton.cdiv(queries, 16), q.shape[0] * q.shape[1])
+            launch(near, grid, every, constants | {"BM": 16, "BN": 32}, num_warps=1)
+        if keys <= n * width:
+            return
     for start, some in parts_of(queries, maps, places):
         entries = some * places
         units = entries // unit + bins
@@ -180,7 +191,8 @@ def edges(
             constants | {"BM": 32, "APART": apart, "ORDERED": rows.places is not None},
             num_warps=1,
         )
-        launch(near, (triton.cdiv(some, 16), maps), given, constants | {"BM": 16, "BN": 32}, num_warps=1)
+        if constants["TABLE"]:
+            launch(near, (triton.cdiv(some, 16), maps), given, constants | {"BM": 16, "BN": 32}, num_warps=1)
         if keys <= n * width:
             continue
         # Lists begin at whole units of rows.

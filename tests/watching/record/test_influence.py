@@ -380,6 +380,22 @@ def test_a_model_that_writes_into_the_heads_output():
             seen.backward(out.sum())
 
 
+def test_a_gradient_that_is_refused_leaves_what_was_known():
+    """Of two layers the second one writes into its heads' output, after a first gradient was taken."""
+    first, second = (Attends(F.scaled_dot_product_attention) for _ in range(2))
+    model, x = torch.nn.Sequential(first, second).requires_grad_(False), torch.randn(1, 5, 16)
+    with watch(model, influence=True) as seen:
+        y = model(x).sum()
+    seen.backward(y)
+    before = [seen[i].influence for i in range(2)]
+    tap = seen._influence.taps[1]
+    tap.count -= 1  # as if somebody had written into it
+    with pytest.raises(InputError, match="changed in place"):
+        seen.backward(2 * y)
+    for i in range(2):
+        assert torch.equal(seen[i].influence, before[i])
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_bits_and_gradients(family, frozen):

@@ -233,7 +233,7 @@ def _readings(levels: Levels, names: list[str], extra: Extra) -> dict[str, tuple
         given["sizes"] = flat(extra.sizes.float(), 2).contiguous()
     measured = gpu_plan.measured_of(levels, options)
     # Whole numbers know no NaN, and a maximum passes it by. One wait for all.
-    ends = [torch.maximum(x.amax(), -x.amin()).float() for x in given.values()]
+    ends = [torch.maximum(most, -least).float() for least, most in (torch.aminmax(x) for x in given.values())]
     level = torch.where(lse == -torch.inf, 0.0, lse.float()).abs().max()
     *most, some = torch.stack([*ends, level, measured.large[-1].float()]).tolist()
     if not all(x < math.inf for x in most):  # NaN is below nothing

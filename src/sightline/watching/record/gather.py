@@ -57,6 +57,7 @@ class Gather:
         # Not in a circle: what a watch holds of a GPU is free as soon as nobody has it.
         self.watcher: Watcher = weakref.proxy(watcher)
         self.calls: list[Waiting] = []
+        self.streams: set[torch.cuda.Stream] = set()  # that calls come from
         self.blocks: dict[str, Block] = {}
         self.bytes = 0  # of calls
         self.looks_closer = 0  # the pass whose calls do not wait, so that their rows are compared one by one
@@ -89,6 +90,8 @@ class Gather:
     def add(self, waiting: Waiting) -> None:
         with self.lock:
             self.calls.append(waiting)
+            if waiting.call.q.is_cuda:
+                self.streams.add(torch.cuda.current_stream(waiting.call.device))
             self.bytes += waiting.call.q.nbytes + waiting.call.k.nbytes
             waiting.layer.settle = self.flush
             if self.bytes > _BYTES:
@@ -217,7 +220,7 @@ class Gather:
             self.flush_steps()
             for one in self.calls:
                 one.layer.settle = None
-            Resting(self._current(), self.watcher.wanted)
+            Resting(self._current(), self.watcher.wanted, self.streams)
             self.calls, self.bytes = [], 0
 
     def _current(self) -> list[Waiting]:

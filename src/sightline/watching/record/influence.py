@@ -7,8 +7,8 @@ computed when it arrives: g.o for every row, in one product. v and g themselves 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,8 +47,8 @@ class Tap:
         self.edge = get_gradient_edge(out)
         out.register_hook(lambda grad: influence.arrives(self, grad))
 
-    def take(self, grad: Tensor | None, add: bool) -> None:
-        """A gradient of the output has arrived; None: nothing of the target depends on it."""
+    def carried(self, grad: Tensor | None) -> Carried:
+        """What a gradient of the output says, where it is; None: nothing of the target depends on it."""
         with active.quiet(), aside():
             if self.out is None or count(self.out) != self.count:
                 raise InputError(
@@ -59,8 +59,12 @@ class Tap:
                 )
             out = _chosen(self.out, self.layer)
             g = torch.zeros_like(out) if grad is None else _chosen(self.four(grad.detach(), self.sizes), self.layer)
+            return Carried(g, _dot(g, out))
+
+    def take(self, g: Tensor, along: Tensor, add: bool) -> None:
+        """Have a gradient, and g.o, which is on the CPU, as what is known of this call."""
+        with active.quiet(), aside():
             known, extra = self.part.extra, {}
-            along = _dot(g, out).cpu()
             extra["along"] = along + known["along"] if add and "along" in known else along
             if self.keep or self.asked.signed:
                 g = g + known["grad"].to(g.device) if add and "grad" in known else g.clone()
@@ -71,6 +75,13 @@ class Tap:
                 if not self.keep:
                     del known["grad"]
             self.layer.changed()
+
+
+class Carried(NamedTuple):
+    """The gradient at a call's output, `[batch, heads, queries, value_dim]`, and its product with the output."""
+
+    g: Tensor
+    along: Tensor
 
 
 class Influence:
@@ -120,7 +131,7 @@ class Influence:
         if id(tap) in self.here:
             self.forget_gradients()
         self.here.add(id(tap))
-        tap.take(grad, add=False)
+        _take_all([tap], [grad], add=False)
 
     def forget_gradients(self) -> None:
         self.here = set()
@@ -180,10 +191,7 @@ class Influence:
                 got="one whose graph passes by all watched layers",
                 hint=_AGAIN,
             )
-        if not add:
-            self.forget_gradients()
-        for tap, grad in zip(taps, grads):
-            tap.take(grad, add)
+        _take_all(taps, grads, add, self.forget_gradients)
         if self.then is not None:
             self.then()
 
@@ -224,12 +232,42 @@ def _chosen(x: Tensor, layer: Layer) -> Tensor:
     return x if layer.heads is None else x[:, layer.heads]
 
 
+def _take_all(
+    taps: list[Tap], grads: Sequence[Tensor | None], add: bool, forget: Callable[[], None] = lambda: None
+) -> None:
+    """Have the gradients of some calls taken in. What was known goes only once all of them can be.
+
+    A GPU is waited for once, and not for every layer.
+    """
+    found = [tap.carried(grad) for tap, grad in zip(taps, grads)]
+    alongs = _on_cpu(found)
+    if not add:
+        forget()
+    for tap, one, along in zip(taps, found, alongs):
+        tap.take(one.g, along, add)
+
+
+def _on_cpu(found: list[Carried]) -> list[Tensor]:
+    """g.o of every call on the CPU, those of one device and dtype in one copy."""
+    results = [one.along for one in found]
+    groups: dict[tuple, list[int]] = {}
+    for i, x in enumerate(results):
+        if x.device.type != "cpu":
+            groups.setdefault((x.device, x.dtype), []).append(i)
+    with active.quiet(), aside():
+        for group in groups.values():
+            flat = [results[i].reshape(-1) for i in group]
+            for i, x in zip(group, torch.cat(flat).cpu().split([x.numel() for x in flat])):
+                results[i] = x.clone().view(results[i].shape)  # a layer that goes takes its own memory along
+        for i, one in enumerate(found):
+            if not bool(results[i].isfinite().all()):
+                # What a target does not read may be anything: a row of padding, say.
+                results[i] = results[i].masked_fill((one.g == 0).all(-1).cpu(), 0.0)
+    return results
+
+
 def _dot(g: Tensor, out: Tensor) -> Tensor:
     """g . o of every row, added up in float32 at least."""
     if g.dtype not in (torch.float32, torch.float64):
         g, out = g.float(), out.float()
-    found = torch.linalg.vecdot(g, out.to(g.dtype))
-    if bool(found.isfinite().all()):
-        return found
-    # What a target does not read may be anything: a row of padding, say.
-    return torch.where((g == 0).all(-1), 0.0, found)
+    return torch.linalg.vecdot(g, out.to(g.dtype))
