@@ -227,6 +227,33 @@ def test_hidden_places_may_hold_anything_finite_and_what_is_not_goes_to_the_walk
     assert gpu_readings.run(levels, job, extra) is None
 
 
+def test_numbers_are_read_once_when_the_first_pass_is_ready_for_its_launch(monkeypatch):
+    """Waiting for a GPU before its pass is made leaves it without work. What is not finite is then not launched."""
+    seen = []
+
+    def note(module, name):
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, **options: seen.append(name) or function(*given, **options))
+
+    levels, extra, _ = a_pass(1, 1, 20, 30, mask=sl.causal())
+    for module, name in ((gpu_readings, "_layout"), (torch.Tensor, "tolist"), (torch, "zeros")):
+        note(module, name)
+    for name in ("prepare", "in_slots", "descriptor", "launch"):
+        note(reading_columns, name)
+    job = plan._plan(levels.call, [*every("influence"), *every("pull")])
+    assert gpu_readings.run(levels, job, extra) is not None
+    assert seen.count("launch") > seen.count("tolist") == 1
+    first = seen.index("launch")
+    assert seen[first - 1] == "tolist"
+    assert {"_layout", "zeros", "prepare", "in_slots", "descriptor"} < set(seen[:first])
+    for wrong in (torch.nan, torch.inf, 1e30):  # of which the last one is finite, but a product is not
+        seen.clear()
+        extra.v[..., 3, :], extra.grad[..., 3, :] = wrong, wrong
+        assert gpu_readings.run(levels, job, extra) is None
+        assert "tolist" in seen
+        assert "launch" not in seen
+
+
 def test_equal_cells_are_ranked_by_their_keys():
     levels, extra, _ = a_pass(1, 1, 5, 40)
     q, k = torch.zeros_like(levels.call.q), torch.zeros_like(levels.call.k)

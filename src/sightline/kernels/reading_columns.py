@@ -78,13 +78,12 @@ def columns(
     layout: Layout,
     weights: Tensor | None = None,
     largest: bool = False,
-    bound: float = 1.0,
     bins: Bins | None = None,
 ) -> dict[str, Tensor]:
     """What keys have of a reading (`sum`, `magnitude`, `max`, as wanted), and the picture of its layout, `grid`.
 
-    `weights` `[batch, heads, queries]` multiply each row. `largest`: the picture is of maxima. `bound` is what the
-    cells of one row sum up to at most, all taken without their signs. A picture of a part of the map goes alone.
+    `weights` `[batch, heads, queries]` multiply each row. `largest`: the picture is of maxima. A picture of a part of
+    the map goes alone.
     """
     batch, heads, queries, _ = q.shape
     rows, across, tiling = layout.rows, layout.columns, layout.tiling
@@ -105,21 +104,19 @@ def columns(
     of_sums = torch.float32 if layout.as_floats else torch.int64
     pixels = zeros(rows.bins, across.bins, wanted=pictured, dtype=of_sums if pixel_sums else torch.int32)
     pixels_below = zeros(rows.bins, across.bins, wanted=pixel_largest and signed, dtype=torch.int32)
-    # As many bits behind the point as 62 leave for the largest sum there can be.
-    power = min(61 - max(rows.slots, 2).bit_length() - _exponent(bound), 120)
     factors = _times(reading.factors, weights)
     lse2, _ = prepare(reading.lse, rows, 0, None)
     given = reading.given | {
         "L": lse2, "FACTORS": factors, "SEEN": seen, "ORDER": rows.order, "COLUMN_PIXELS": across.pixels,
         "SUMS": sums, "MAGNITUDES": magnitudes, "ABOVE": above, "BELOW": below,
         "PIXELS": pixels, "PIXELS_BELOW": pixels_below, "seen_batch": 0 if seen.shape[0] == 1 else seen.stride(0),
-        "fixed": 2.0**power, "bins": 1 if bins is None else bins.number,
+        "bins": 1 if bins is None else bins.number,
         "bin_parts": 1 if bins is None else bins.width // width,
         "slots": rows.total, "row_start": rows.start, "row_length": rows.length, "row_slots": rows.slots,
         "row_bins": rows.bins, "tiles_per_chunk": rows.chunk(tiling.rows)[1],
         "column_start": across.start, "column_length": across.length, "column_bins": across.bins,
     }  # fmt: skip
-    constants = reading.constants | {
+    constants = {
         "BM": tiling.rows, "BN": width, "TAKEN": TAKEN, "FACTORED": factors is not None,
         "WANT_SUMS": sums is not None, "WANT_MAGNITUDES": magnitudes is not None, "WANT_LARGEST": above is not None,
         "WANT_BINS": bins is not None, "PIXEL_SUMS": pixel_sums, "PIXEL_LARGEST": pixel_largest,
@@ -139,11 +136,13 @@ def columns(
         fetches = [descriptor(x, rows, tiling.rows) for x in parts]
         given |= {"Q": parts[0], "Q_TMA": fetches[0], "STRONGEST": strongest, "first_map": first}
         given |= {"G": parts[-1], "G_TMA": fetches[-1], **_of_maps("q", parts[0]), **_of_maps("g", parts[-1])}
+        constants["TMA"] = fetches[0] is not None
+        # The numbers of the call are asked for here, and the first time waited for: all else of the launch is there.
         launch(
             program,
             (some, programs),
-            given,
-            constants | {"TMA": fetches[0] is not None},
+            given | {"fixed": _fixed(reading, rows)},
+            reading.constants | constants,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
         )
@@ -157,7 +156,7 @@ def columns(
             grid = _larger(pixels, pixels_below)
         else:
             # By a number of its own the dtype would be torch's default one, which may be a half.
-            unit = torch.tensor(2.0**-power, dtype=torch.float32, device="cpu")
+            unit = torch.tensor(1 / _fixed(reading, rows), dtype=torch.float32, device="cpu")
             grid = pixels if layout.as_floats else pixels * unit
         found["grid"] = _joined(grid, layout.parts, largest)
     return found
@@ -192,6 +191,7 @@ def _times(factors: Tensor | None, weights: Tensor | None) -> Tensor | None:
     return (factors * weights.float()).contiguous()
 
 
-def _exponent(bound: float) -> int:
-    """The power of 2 that is above a number."""
-    return int(np.frexp(max(bound, 1e-30))[1])
+def _fixed(reading: Reading, rows: Rows) -> float:
+    """What a pixel's 1 is as a whole number: 62 bits hold the largest sum there can be."""
+    above = int(np.frexp(max(reading.bound, 1e-30))[1])  # the power of 2 that is above the bound
+    return 2.0 ** min(61 - max(rows.slots, 2).bit_length() - above, 120)

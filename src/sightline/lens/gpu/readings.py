@@ -7,7 +7,6 @@ that the kernels for weights cannot do. `SIGHTLINE_READINGS=torch` leaves everyt
 
 from __future__ import annotations
 
-import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,16 +81,25 @@ class _Go(NamedTuple):
 
 def run(levels: Levels, job: Job, extra: Extra) -> Results | None:
     """The results of a job by the kernels; None if its mask is more than they know, or something is not finite."""
-    from sightline.kernels.reading_columns import columns
+    from sightline.kernels.readings import NotTaken
 
-    call, s = levels.call, levels.call.sizes
     readings = list(
         dict.fromkeys([*(map(of_what, (*job.received, *job.tops))), *(key[-2] for key in job.grids)]),
     )
     made = _readings(levels, readings, extra)
     if made is None:
         return None
-    q = gpu_plan.as_kernels_take(levels)[0]
+    try:
+        return _passes(levels, job, made)
+    except NotTaken:
+        return None
+
+
+def _passes(levels: Levels, job: Job, made: dict[str, Reading]) -> Results:
+    """The passes for some readings. The first one makes all it can before it asks what the numbers are."""
+    from sightline.kernels.reading_columns import columns
+
+    call, s = levels.call, levels.call.sizes
 
     def shaped(x: Tensor) -> Tensor:
         return x if len(s.batch) == 1 else x.reshape(*s.batch, *x.shape[1:])
@@ -102,30 +110,31 @@ def run(levels: Levels, job: Job, extra: Extra) -> Results | None:
 
     found: dict[Any, Any] = {}
     grids: dict[tuple, Tensor] = {}
-    for of, (reading, bound) in made.items():
+    for of, reading in made.items():
         for go in _goes(job, of, s.queries, s.keys):
             laid = layout(reading, go.axes)
-            bins, tops = _strongest(q, reading, go.tops, laid)
+            bins, tops = _strongest(reading, go.tops, laid)
             largest = go.grid is not None and go.grid[-1]
-            result = columns(q, reading, frozenset(go.asked), laid, None, largest, bound, bins)
+            result = columns(reading.q, reading, frozenset(go.asked), laid, None, largest, bins)
             found |= {request: shaped(result[how]) for how, several in go.asked.items() for request in several}
             found |= {request: (shaped(keys), shaped(cells)) for request, (keys, cells) in tops.items()}
             if go.grid is not None:
                 grids[go.grid] = shaped(result["grid"])
     for request in job.received:
         if isinstance(request, Weighted):
-            reading, _ = made[request.of]
-            weights = request.weights.to(q.device).reshape(-1, s.heads, s.queries)
+            reading = made[request.of]
+            weights = request.weights.to(call.device).reshape(-1, s.heads, s.queries)
             if request.reduce == "magnitude" and request.of not in SIGNED:
                 weights, how = weights.abs(), "sum"
             else:
                 how = request.reduce
-            found[request] = shaped(columns(q, reading, frozenset({how}), layout(reading, None), weights)[how])
+            result = columns(reading.q, reading, frozenset({how}), layout(reading, None), weights)
+            found[request] = shaped(result[how])
     return found, grids
 
 
 def _strongest(
-    q: Tensor, reading: Reading, tops: list[Any], layout: Layout
+    reading: Reading, tops: list[Any], layout: Layout
 ) -> tuple[Bins | None, dict[Any, tuple[Tensor, Tensor]]]:
     """What a pass does with the largest cells of stretches of columns, and where the strongest of each row then are."""
     from sightline.kernels.reading_columns import Bins, bins_for
@@ -133,6 +142,7 @@ def _strongest(
 
     if not tops:
         return None, {}
+    q = reading.q
     queries, keys = q.shape[2], reading.rules.given["keys"]
     # Behind the keys that there are is nothing.
     found = {
@@ -204,10 +214,10 @@ def _layout(
     return layout._replace(seen=tiles_seen(intervals, layout.rows, layout.columns, tiling, shift, False, device))
 
 
-def _readings(levels: Levels, names: list[str], extra: Extra) -> dict[str, tuple[Reading, float]] | None:
-    """The readings of a call for the kernels, each with what the cells of a row sum up to at most."""
+def _readings(levels: Levels, names: list[str], extra: Extra) -> dict[str, Reading] | None:
+    """The readings of a call for the kernels."""
     from sightline.kernels.layout import aligned
-    from sightline.kernels.readings import Reading
+    from sightline.kernels.readings import Numbers, Reading
     from sightline.kernels.rules import Rules
 
     call = levels.call
@@ -232,25 +242,10 @@ def _readings(levels: Levels, names: list[str], extra: Extra) -> dict[str, tuple
         assert extra.sizes is not None
         given["sizes"] = flat(extra.sizes.float(), 2).contiguous()
     measured = gpu_plan.measured_of(levels, options)
-    # Whole numbers know no NaN, and a maximum passes it by. One wait for all.
-    ends = [torch.maximum(most, -least).float() for least, most in (torch.aminmax(x) for x in given.values())]
-    level = torch.where(lse == -torch.inf, 0.0, lse.float()).abs().max()
-    *most, some = torch.stack([*ends, level, measured.large[-1].float()]).tolist()
-    if not all(x < math.inf for x in most):  # NaN is below nothing
-        return None
-    largest = dict(zip(given, most[:-1], strict=True))
-    bounds = {"weights": 1.0, "norms": largest.get("sizes", 0.0)}
-    if signed:
-        bounds["influence"] = largest["v"] * largest["grad"] * given["v"].shape[-1]
-        bounds["pull"] = bounds["influence"] + largest.get("along", 0.0)
-    if not all(x < 1e38 for x in bounds.values()):
-        return None
+    numbers = Numbers(given, lse, measured.large[-1])
     factors = None if levels.taken is None else levels.taken.neg().exp().float().reshape(lse.shape).contiguous()
     rules = Rules(q, k, **options)
     return {
-        of: (
-            Reading(of, rules, options["intervals"], lse, measured.rest, some > 0, factors=factors, **given),
-            bounds[of],
-        )
+        of: Reading(of, rules, options["intervals"], lse, measured.rest, numbers, factors=factors, **given)
         for of in names
     }
