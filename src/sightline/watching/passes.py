@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sightline.watching.intercept.mask_tables import Tables
     from sightline.watching.record.deeper import Deeper
     from sightline.watching.record.folder import Writer
+    from sightline.watching.record.repeated import Repeats
     from sightline.watching.seen import Seen
     from sightline.watching.tokens import Reader
     from sightline.watching.watcher import Watcher
@@ -43,7 +44,7 @@ class Passing:
     hookless: set[str]  # modules that cannot say when a pass begins in them
     counts: dict[str, int]
     continues: bool
-    repeats: tuple[Tensor, tuple[int, int], Tensor] | None
+    repeats: tuple[Tensor, tuple[int, int], Repeats] | None
     moved: dict[int, tuple[Any, Any]]
     own: dict[int, tuple[Any, Any]]
     writer: Writer | None
@@ -80,11 +81,19 @@ class Passing:
         That hook is there before anything is asked of the pass, so that one that is refused is over, too. A hook that
         is taken away while another thread is about to call it is called without keywords.
         """
-        if kwargs is None:
+        if kwargs is None or self._passes_by(module):
             return
         if not self.depth and self.influence is None and threading.get_ident() == self.thread:
             self.behind = module.register_forward_hook(self.leaves, always_call=True)
         self.enters(module, args, kwargs)
+
+    def _passes_by(self, module: nn.Module) -> bool:
+        """Whether a module that begins inside a pass is none of which anything is asked: most of them are."""
+        if not self.depth or self.influence is not None or threading.get_ident() != self.thread:
+            return False
+        if module is self.outermost or module is self.encoder or module is self.decoder:
+            return False
+        return numberless.why_not() is None
 
     def enters(self, module: nn.Module, args: tuple, kwargs: dict) -> bool:
         """A module begins; whether its end is to be told by `leaves`."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sightline.errors import InputError
 from sightline.lens.select import select
 from sightline.watching.choose import HeadChoice, LayerChoice
-from sightline.watching.intercept import active, compiled, scripted, unseen
+from sightline.watching.intercept import active, compiled, numberless, scripted, unseen
 from sightline.watching.intercept import transformers as hf
 from sightline.watching.intercept.caller import every_module, inner
 from sightline.watching.intercept.function_mode import WatchMode
@@ -34,7 +34,7 @@ from sightline.watching.record.folder import Writer
 from sightline.watching.record.follow import Following
 from sightline.watching.record.gather import Gather
 from sightline.watching.record.layer import Layer, Part
-from sightline.watching.record.repeated import Repeating
+from sightline.watching.record.repeated import Repeating, Repeats
 from sightline.watching.record.shares import Place
 from sightline.watching.record.slices import Slicing
 from sightline.watching.record.to_cpu import Shipper
@@ -87,7 +87,7 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.continues = self.warned = self.used = False
         self.begin_following()
         self.begin_slicing()
-        self.repeats: tuple[Tensor, tuple[int, int], Tensor] | None = None  # of ids, from a query up to a key
+        self.repeats: tuple[Tensor, tuple[int, int], Repeats] | None = None  # of ids, from a query up to a key
         self.gather = Gather(self)
         if self.deeper.norms is not None and self.writer is not None:
             self.deeper.norms.then = self._written_first
@@ -191,9 +191,17 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.reader.settle(self.continues)
         return full
 
-    def may_go_on(self, module: nn.Module) -> bool:
-        """Whether a step of a generation may be as the one before it, and is not looked at more closely."""
-        return self.names.get(id(module)) in self.gather.blocks and not (self.deep or torch.is_grad_enabled())
+    def takes(self, module: nn.Module, step: bool) -> bool:
+        """Whether the account of a call is all that is wanted of it, and is made of what its kernel says.
+
+        Of a step of a generation that may be as the one before it nothing more is asked.
+        """
+        name = self.names.get(id(module))
+        if self.deep or self.compact or torch.is_grad_enabled() or name is None:
+            return False
+        if step:
+            return name in self.gather.blocks
+        return not module.training and numberless.why_not() is None and self.wants(name)
 
     def goes_on(self, name: str, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it, if it is."""

@@ -6,12 +6,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import StaticCache
 
 import watch_cases as tiny
 from sightline.watching import watch
+from sightline.watching.intercept import lse_capture, transformers
 from sightline.watching.intercept.function_mode import WatchMode
+from watching.record.test_gather import check_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*attended without being seen:UserWarning")
+
+
+WITHOUT_SDPA = ("gemma2", "gpt-oss")
 
 
 def modes():
@@ -211,3 +218,85 @@ def test_what_went_unseen_once_is_looked_for_every_time():
         with watch(model) as seen, torch.no_grad():
             model(**tiny.inputs("llama", None, 1, length=5))
         assert list(seen.unseen) == ["model.layers.1.self_attn"]
+
+
+@pytest.fixture
+def unheard(monkeypatch):
+    """Counts the calls whose kernels alone are asked."""
+    calls = []
+    inner = transformers.Attending._unmasked
+    monkeypatch.setattr(
+        transformers.Attending, "_unmasked", lambda self, *given: calls.append(1) or inner(self, *given)
+    )
+    return calls
+
+
+def the_same_again(model, run):
+    """The first pass, which is heard call by call, and the fifth, which is not."""
+    found = []
+    for _ in range(5):
+        with watch(model) as seen:
+            out = run()
+        found.append((seen, out))
+    return found[0], found[-1]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+@pytest.mark.parametrize("padding", [None, "left"])
+@pytest.mark.parametrize("family", [one for one in tiny.FAMILIES if one not in WITHOUT_SDPA])
+def test_a_pass_that_is_not_heard_has_the_same_account(family, padding, mode, unheard):
+    model, given = tiny.model(family), tiny.inputs(family, padding)
+    with mode():
+        plain = model(**given)
+        (first, _), (fifth, out) = the_same_again(model, lambda: model(**given))
+    check_same(first, fifth)
+    assert torch.equal(tiny.logits(out), tiny.logits(plain))
+    if family == "llama" and padding is None:
+        assert len(unheard) == len(fifth.layers)
+
+
+@pytest.mark.parametrize("kernel", ["by a mode", "not known"])
+def test_a_kernel_that_is_not_asked_for_by_its_name(kernel, monkeypatch, unheard):
+    model, given = tiny.model("llama"), tiny.inputs("llama")
+    with torch.no_grad():
+        (first, plain), (fifth, _) = the_same_again(model, lambda: model(**given))
+        assert unheard
+        monkeypatch.setattr(lse_capture, "_kernel", lambda *_: None)
+        if kernel == "not known":
+            monkeypatch.setattr(lse_capture, "_KNOWN", {})
+        for _ in range(2):  # the eighth is heard again
+            with watch(model) as seen:
+                out = model(**given)
+            check_same(first, seen)
+            assert torch.equal(out.logits, plain.logits)
+    assert len(unheard) == 3 * len(fifth.layers)
+
+
+def test_somebody_elses_mode_hears_the_kernel_all_the_same():
+    model, given = tiny.model("llama"), tiny.inputs("llama")
+
+    def counted():
+        with FlopCounterMode(display=False) as flops:
+            model(**given)
+        return flops.get_total_flops()
+
+    with torch.inference_mode():
+        expected = counted()
+        for _ in range(6):
+            with watch(model):
+                assert counted() == expected
+
+
+def test_a_prompt_in_a_static_cache(unheard):
+    """The cache is longer than the prompt: what is behind it is no key yet."""
+    model, ids = tiny.model("llama"), tiny.inputs("llama", None, 1, length=9)["input_ids"]
+
+    def run():
+        cache = StaticCache(config=model.config, max_cache_len=30)
+        return model(ids, past_key_values=cache).logits
+
+    with torch.no_grad():
+        (first, plain), (fifth, out) = the_same_again(model, run)
+    assert torch.equal(plain, out)
+    check_same(first, fifth)
+    assert fifth[0].shape[-2:] == (9, 9)

@@ -2,14 +2,22 @@
 
 A dispatch mode sees the operator that torch chose beneath `F.scaled_dot_product_attention`. The output is torch's own,
 to the bit; the log-sum-exp lies beside it, and where the operator would leave it out, it is asked for.
+
+A mode costs a step of a generation more than its kernel. Where nothing else listens, a plain call is therefore made as
+torch makes it: by the operator that torch says it would choose.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ATEN = torch.ops.aten
@@ -72,3 +80,96 @@ class Catch(TorchDispatchMode):
         # One kernel rounds the number of rows up.
         self.lse = lse[..., : q.shape[-2]].detach()
         return result
+
+
+class Caught(threading.local):
+    """What the latest call in this thread of a function made by `catching` found."""
+
+    lse: Tensor | None = None
+    keys = 0  # of the call that torch was asked for
+    is_causal = False
+
+
+caught = Caught()
+
+
+def catching(function: FunctionType) -> FunctionType:
+    """A function as it is, but that its `torch.nn.functional.scaled_dot_product_attention` leaves the lse in `caught`.
+
+    >>> def attend(q):
+    ...     return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    >>> q = torch.randn(1, 2, 5, 8)
+    >>> with torch.no_grad():
+    ...     same = torch.equal(catching(attend)(q), attend(q))
+    >>> same, caught.lse.shape, caught.is_causal
+    (True, torch.Size([1, 2, 5]), True)
+    """
+    names = {**function.__globals__, "torch": _Torch()}
+    own = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
+
+
+class _Torch:
+    """torch, with one function of `torch.nn.functional` that is not its own."""
+
+    def __init__(self) -> None:
+        self.nn = SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=_attend))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """F.scaled_dot_product_attention without gradients."""
+    caught.keys, caught.is_causal = key.shape[-2], is_causal
+    kernel = None if attn_mask is not None or dropout_p else _kernel(query, key, value, is_causal, scale, enable_gqa)
+    if kernel is not None:
+        out, caught.lse = kernel(query, key, value, is_causal, scale)
+        return out
+    with Catch() as mode:
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    caught.lse = mode.lse
+    return out
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, grouped: bool) -> Callable | None:
+    """The operator that torch chooses for a plain call, if nobody else hears of it and it takes the call as it is."""
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or type(q) is not Tensor:
+        return None
+    if q.dim() != 4 or not q.numel() or not k.numel() or torch.is_autocast_enabled(q.device.type):
+        return None
+    chosen = torch._fused_sdp_choice(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    if q.device.type == "cpu":
+        return _flash_on_cpu if chosen == _FLASH else None
+    if not q.is_cuda or q.shape[-1] % 8 or v.shape[-1] != q.shape[-1]:
+        return None
+    return _flash if chosen == _FLASH else _cudnn if chosen == _CUDNN else None
+
+
+_FLASH, _CUDNN = SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value
+
+
+def _flash_on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    return _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+    return out, lse[..., : q.shape[-2]]
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    return out, lse.squeeze(-1) if lse.dim() == q.dim() else lse

@@ -28,7 +28,7 @@ from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.flex import read_block_mask
 from sightline.watching.intercept.function_mode import Audience, audience
 from sightline.watching.intercept.heads import Heads, check, time_first
-from sightline.watching.intercept.lse_capture import Catch
+from sightline.watching.intercept.lse_capture import catching, caught
 from sightline.watching.intercept.mask_tables import read
 from sightline.watching.intercept.torch_calls import compact, look, position
 from sightline.watching.intercept.transformers_masks import LazyMask, Span, read_span, read_used
@@ -117,6 +117,7 @@ class Attending:
     def __init__(self, function: Callable, name: str) -> None:
         self.function, self.name = function, name
         self._is_sdpa = getattr(function, "__name__", "") == "sdpa_attention_forward" and verify.is_known(function)
+        self._catching = catching(function) if self._is_sdpa and isinstance(function, FunctionType) else None
 
     def __call__(
         self,
@@ -128,10 +129,10 @@ class Attending:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if attention_mask is None and self._is_sdpa and not args and query.shape[-2] == 1:
+        if attention_mask is None and not args and self._catching is not None and kwargs.get("cache") is None:
             watcher = active.sleeper()
-            if watcher is not None and watcher.may_go_on(module) and not _options(kwargs):
-                return self._step(watcher, module, query, key, value, kwargs)
+            if watcher is not None and watcher.takes(module, query.shape[-2] == 1) and not _options(kwargs):
+                return self._unmasked(watcher, module, (query, key, value), kwargs)
         who = audience(module, given=query)
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
         if who is None:
@@ -164,17 +165,23 @@ class Attending:
                 return self.function(module, query, key, value, mask, *args, **kwargs)
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
 
-    def _step(
-        self, watcher: Watcher, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict
-    ) -> Any:
-        """A step of a generation, of which most are as the one before: nothing is asked that the last one answered."""
-        with active.quiet(), Catch() as caught:
-            result = self.function(module, query, key, value, None, **kwargs)
-        scale, name = kwargs.get("scaling"), watcher.names[id(module)]
-        if caught.lse is None or not watcher.goes_on(name, query, key, value, caught.lse, scale):
-            who = Audience(module, [(watcher, name)])
-            first = position(who, 1, key.shape[-2], False, None)
-            who.record(look(query, key, key, None, None, scale, first, 0, caught.lse))
+    def _unmasked(self, watcher: Watcher, module: nn.Module, given: tuple[Tensor, Tensor, Tensor], kwargs: dict) -> Any:
+        """A call without a mask in a pass that need not be heard: its kernel says all that there is to be known.
+
+        Of a step of a generation that is as the one before, nothing is asked that the last one answered.
+        """
+        assert self._catching is not None
+        query, key, value = given
+        with active.quiet():
+            result = self._catching(module, *given, None, **kwargs)
+        lse, caught.lse = caught.lse, None
+        scale, name, queries, keys = kwargs.get("scaling"), watcher.names[id(module)], query.shape[-2], caught.keys
+        if lse is not None and queries == 1 and watcher.goes_on(name, query, key, value, lse, scale):
+            return result
+        who, flag = Audience(module, [(watcher, name)]), caught.is_causal
+        key = key[..., :keys, :]  # of a static cache, what is behind these queries is not there yet
+        mask = causal("end" if queries == keys else "start") if flag else None
+        who.record(look(query, key, key, mask, None, scale, position(who, queries, keys, flag, None), 0, lse))
         return result
 
     def _beside(

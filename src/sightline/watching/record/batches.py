@@ -99,7 +99,7 @@ def account_of(group: list[Waiting], wanted: Wanted) -> list[dict[str, Tensor]]:
     sinks = stacked_sinks([one.call for one in group])
     call = first.call.replace(q=q, k=k, v=k, sizes=s._replace(batch=batch), sinks=sinks)
     if kernels and place.repeats is not None:
-        place = replace(place, repeats=place.repeats.expand(s.batch[0], -1).repeat(count, 1))
+        place = replace(place, repeats=place.repeats.along(s.batch[0], count))
     found = account(call, put([one.row for one in group]), wanted, place)
     if kernels:
         found = {name: x.unflatten(0, (count, -1)) for name, x in found.items()}

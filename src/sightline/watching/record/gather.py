@@ -65,8 +65,6 @@ class Gather:
         self._seen: dict[tuple, tuple[Mask | None, Sees | None]] = {}  # masks of steps in this pass, and what they see
         self._same: dict[tuple[int, int], tuple[Tensor, Tensor, bool]] = {}
 
-    # What comes.
-
     def takes(self, call: Call, device: torch.device) -> bool:
         """Whether a call can wait."""
         if not self.on or self.watcher.wanted.pictures or self.watcher.writer is not None:
@@ -188,8 +186,6 @@ class Gather:
             self._same = {key: (before, now, torch.equal(before, now[:, :-1]))}
         return self._same[key][2]
 
-    # What is done with it.
-
     def end_pass(self, rest: bool = False) -> None:
         """A pass is over: its layers are accounted for, and the steps if there are enough.
 
@@ -220,7 +216,8 @@ class Gather:
             self.flush_steps()
             for one in self.calls:
                 one.layer.settle = None
-            Resting(self._current(), self.watcher.wanted, self.streams)
+            with aside():
+                Resting(self._current(), self.watcher.wanted, self.streams)
             self.calls, self.bytes = [], 0
 
     def _current(self) -> list[Waiting]:

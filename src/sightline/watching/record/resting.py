@@ -69,7 +69,8 @@ class Resting:
             here = torch.cuda.current_stream(one.call.device)
             if here not in self.streams:
                 masks = () if one.call.mask is None else one.call.mask.tensors()
-                of_place = (x for x in (one.place.real, one.place.repeats) if x is not None)
+                repeats = one.place.repeats
+                of_place = (x for x in (one.place.real, None if repeats is None else repeats.ids) if x is not None)
                 for x in (one.call.q, one.call.k, one.row, *one.more.values(), *of_place, *masks):
                     if x.device == here.device:
                         x.record_stream(here)

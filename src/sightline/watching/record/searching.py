@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sightline.watching.intercept.looked import Looked
     from sightline.watching.record.follow import Follow
     from sightline.watching.record.gather import Gather
+    from sightline.watching.record.repeated import Repeats
     from sightline.watching.tokens import Reader
 
 MOVED = "its cache was reordered or changed between two steps"
@@ -70,7 +71,7 @@ class Searching:
     _lose: Callable[[int, str], None]
     _settle: Callable[..., None]
     _account: Callable[[Layer, Part, Looked, Call, Tensor, Place], None]
-    _repeats: Callable[[str, Looked, int], Tensor | None]
+    _repeats: Callable[[str, Looked, int], Repeats | None]
 
     def begin_search(self) -> None:
         """A run begins."""

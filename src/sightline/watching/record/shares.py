@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from sightline.lens.levels import Levels
     from sightline.masks import Mask
+    from sightline.watching.record.repeated import Repeats
 
 SHARES = ("previous", "first", "same", "induction")
 
@@ -30,7 +31,7 @@ class Place:
     first_key: int
     query_position: int  # where the first query stands among all keys; negative for cross-attention
     cell: tuple[int, int]
-    repeats: Tensor | None = None  # [batch, queries]: where an induction head would look
+    repeats: Repeats | None = None  # where an induction head would look
     steps: bool = False  # the queries are steps of a generation, one key further each
     real: Tensor | None = None  # [batch, keys]: which keys are no padding, where no mask says so
 
@@ -55,7 +56,7 @@ def shares(
         offset = place.query_position - place.first_key
         wanted |= {"same": offset, "previous": offset - 1}
         if place.repeats is not None:
-            keys = place.repeats.to(device)
+            keys = place.repeats.keys.to(device)
             found["repeated"] = (keys >= 0).expand(s.batch[-1], s.queries)
             wanted["induction"] = torch.where(keys >= place.first_key, keys - place.first_key, -1)
         if real is not None:
