@@ -403,3 +403,111 @@ def test_what_waited_is_not_on_the_gpu_once_somebody_asked():
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() - before <= 1 << 16
     assert seen[1].received().device.type == "cpu"
+
+
+class Attends(nn.Module):
+    """Attention with its projections."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4)
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+
+
+def two_that_attend():
+    """A model of two layers, what it reads, and the g . o of their heads by autograd."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Attends(), Attends()).cuda(), torch.randn(2, 257, 256, device="cuda")
+    taken = []
+    hooks = [one.out.register_forward_pre_hook(lambda _, args: taken.append(args[0])) for one in model]
+    grads = torch.autograd.grad(number(model(x)).sum(), taken)
+    for hook in hooks:
+        hook.remove()
+    products = [(g.double() * o.detach().double()).unflatten(-1, (4, 64)).sum(-1) for g, o in zip(grads, taken)]
+    return model, x, [product.transpose(1, 2).cpu() for product in products]
+
+
+def number(out):
+    return out[:, -1].square().sum(-1)
+
+
+def check_influence(seen, expected, heads=slice(None)):
+    for i, along in enumerate(expected):
+        found = seen[i].influence
+        assert found.device.type == "cpu"
+        assert (found - along[:, heads]).abs().max() <= 1e-4 * along.abs().max()
+
+
+@pytest.mark.parametrize("heads", [None, [1, 3]])
+def test_influence_does_not_wait_for_the_gpu(heads):
+    import copy
+    import warnings
+
+    model, x, expected = two_that_attend()
+    chosen = slice(None) if heads is None else heads
+    with watch(model, stats=(), heads=heads, influence=True) as seen:
+        y = number(model(x))
+    seen.backward(2 * y)  # what is done for the first time may wait
+    torch.cuda.synchronize()
+    behind = torch.cuda.Event()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode says that it is new
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            torch.cuda._sleep(500_000_000)
+            seen.backward(y)
+            behind.record()
+            waited = behind.query()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert not waited
+    parts = [part for layer in seen._layers.values() for part in layer.parts]
+    assert not any(isinstance(part.extra["along"], torch.Tensor) for part in parts)
+    copied = copy.deepcopy(seen._layers[seen.layers[1]])
+    assert (copied.sight().influence - expected[1][:, chosen]).abs().max() <= 1e-4 * expected[1].abs().max()
+    thread = threading.Thread(target=lambda: seen[0].influence)
+    thread.start()
+    thread.join()
+    check_influence(seen, expected, chosen)
+    seen.backward(y, add=True)
+    check_influence(seen, [2 * along for along in expected], chosen)
+    seen.backward(y)
+    check_influence(seen, expected, chosen)
+
+
+def test_influence_of_the_models_own_backward_pass_on_another_stream(monkeypatch):
+    """Each layer's numbers by themselves; large ones, for which somebody waits; and a model that ran elsewhere."""
+    from sightline.watching.record import influence
+
+    model, x, expected = two_that_attend()
+    for most in (4 << 20, 0):
+        monkeypatch.setattr(influence, "PINNED", most)
+        with watch(model, influence=True, keep_qk=True) as seen:
+            number(model(x)).sum().backward()
+        assert isinstance(seen._layers[seen.layers[0]].parts[0].extra["along"], torch.Tensor) == (not most)
+        check_influence(seen, expected)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), watch(model, stats=(), influence=True) as seen:
+            y = number(model(x))
+        seen.backward(y)
+        torch.cuda._sleep(10_000_000)
+        with torch.cuda.stream(side):
+            [torch.full_like(x, torch.nan) for _ in range(8)]  # takes what memory was given back there
+        check_influence(seen, expected)
+
+
+def test_a_row_that_is_not_read_has_no_influence_whatever_it_holds():
+    q, k, v = draw(torch.float32)
+    q[:, :, 600:] = torch.nan
+    model = Layer(is_causal=True)
+    with watch(model, stats=(), influence=True) as seen:
+        out = model(q, k, v)
+        seen.backward(out[:, :, :5].sum())
+    assert out[:, :, 600:].isnan().any()
+    found = seen[0].influence
+    assert (found[:, :, 5:] == 0).all()
+    torch.testing.assert_close(found[:, :, :5], out[:, :, :5].detach().sum(-1).cpu(), atol=1e-4, rtol=1e-4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
+import threading
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ import sightline as sl
 import watch_cases as tiny
 from model_cases import smollm2, smollm2_tokenizer
 from sightline.errors import InputError, InputTypeError
-from sightline.watching import watch
+from sightline.watching import load, watch
+from sightline.watching.record import influence
+from sightline.watching.record.layer import Part
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*attended without being seen:UserWarning"),
@@ -29,6 +33,29 @@ FAMILIES = ["llama", "mistral", "gpt2", "bert", "t5", "vit"]
 def target(output):
     logits = tiny.logits(output)
     return logits[:, -1].square().sum(-1) if logits.dim() == 3 else logits.square().sum(-1)
+
+
+class OnItsWay:
+    """g . o of a layer as a GPU sends it: here once somebody asks, beside that of other layers, and never pickled."""
+
+    def __init__(self, x, reads=None):
+        self.every, self.reads, self.lock = torch.stack([x, x]), [] if reads is None else reads, threading.Lock()
+
+    def result(self):
+        with self.lock:
+            self.reads.append(self)
+            return {"along": self.every[0]}
+
+
+def on_their_way(monkeypatch):
+    """Have all of it arrive late; who asked for what comes in the list."""
+    reads = []
+    monkeypatch.setattr(influence, "_sent", lambda found: [OnItsWay(x, reads) for x in found])
+    return reads
+
+
+def part_with(**extra):
+    return Part(None, 0, 0, 3, (1, 1), {}, extra=extra)
 
 
 def projection(model, sight):
@@ -506,3 +533,134 @@ def test_a_checkpoint_in_which_nothing_requires_a_gradient_is_refused_in_words()
     with watch(model, influence=True) as seen:
         seen.backward(model(x).sum())
     assert seen[0].influence.abs().max() > 0
+
+
+def test_what_is_on_its_way_is_fetched_once_and_kept():
+    x = torch.randn(1, 2, 3)
+    assert part_with().along() is None
+    assert part_with(along=x).along() is x
+    late = OnItsWay(x)
+    part = part_with(along=late)
+    here = part.along()
+    assert part.along() is here is part.extra["along"]
+    assert torch.equal(here, x)
+    assert len(late.reads) == 1
+    assert here.untyped_storage().nbytes() == x.nbytes, "and not the memory of all layers"
+    with torch.inference_mode():
+        assert not part_with(along=OnItsWay(x)).along().is_inference()
+
+
+def test_a_gradient_that_comes_while_the_last_one_is_fetched_stays():
+    x, y = torch.randn(2, 1, 2, 3)
+
+    class Slow(OnItsWay):
+        def result(self):
+            part.extra["along"] = y
+            return super().result()
+
+    part = part_with(along=Slow(x))
+    assert torch.equal(part.along(), x)
+    assert part.along() is y
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])
+def test_copies_have_what_was_on_its_way(copied):
+    x = torch.randn(1, 2, 3)
+    part = part_with(along=OnItsWay(x))
+    part.arriving = OnItsWay(x)
+    found = copied(part)
+    assert torch.equal(found.extra["along"], x)
+    assert torch.equal(found.arriving["along"], x)
+
+
+def test_nobody_waits_before_it_is_read(monkeypatch, tmp_path):
+    """The same numbers as at once: read, replaced, added to, left alone, copied and saved."""
+    model, given = tiny.model("llama"), tiny.inputs("llama", "left")
+    with watch(model, influence=True) as expected:
+        known = target(model(**given))
+    expected.backward(known)
+    reads = on_their_way(monkeypatch)
+    with watch(model, influence=True) as seen:
+        y = target(model(**given))
+        seen.backward(2 * y)
+        seen.backward(y)
+    assert not reads
+    first, last = seen.layers[0], seen.layers[-1]
+    copies = [copy.deepcopy(seen._layers[last]), pickle.loads(pickle.dumps(seen._layers[last]))]
+    assert len(reads) == 1
+    for layer in copies:
+        assert torch.equal(layer.sight().influence, expected[last].influence)
+    threads = [threading.Thread(target=lambda: seen[first].influence) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in load(seen.save(tmp_path / "run")).layers:
+        assert torch.equal(load(tmp_path / "run")[name].influence, expected[name].influence)
+    before = len(reads)
+    assert torch.equal(seen.by_head(), expected.by_head())
+    assert len(reads) == before, "it is here"
+    expected.backward(known, add=True)
+    seen.backward(y, add=True)
+    assert len(reads) == before, "what came last is on its way"
+    assert torch.equal(seen.by_head(), expected.by_head())
+
+
+def test_what_the_models_own_backward_pass_and_steps_give_may_be_on_its_way(monkeypatch):
+    model, ids = tiny.model("llama"), tiny.inputs("llama")["input_ids"]
+
+    def run(own):
+        with watch(model, influence=True, keep_qk=True, stats=(sl.Top(2, of="pull"),)) as seen:
+            cache = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+            y = model(input_ids=ids[:, -1:], past_key_values=cache).logits[:, -1, 3].sum()
+            if own:
+                y.backward(retain_graph=True)
+                model.zero_grad()
+                seen._influence.forget_gradients()
+                assert seen[0].extra.along is None
+                y.backward()
+                model.zero_grad()
+            else:
+                seen.backward(y)
+        return seen
+
+    for own in (False, True):
+        with monkeypatch.context() as patch:
+            expected = run(own)
+            reads = on_their_way(patch)
+            seen = run(own)
+        for name in seen.layers:
+            assert torch.equal(seen[name].influence, expected[name].influence)
+            assert torch.equal(seen[name].extra.grad, expected[name].extra.grad)
+        # Of the prompt and of the step, each once; y does not depend on what the last layer gave in the prompt.
+        assert len(reads) == (3 if own else 4)
+
+
+def test_what_stats_ask_is_read_before_it_arrives(monkeypatch):
+    model, given = tiny.model("llama"), tiny.inputs("llama")
+    asked = sl.Top(2, of="pull")
+
+    def run():
+        with watch(model, influence=True, stats=(asked,)) as seen:
+            seen.backward(target(model(**given)))
+        return seen
+
+    expected = run()
+    reads = on_their_way(monkeypatch)
+    seen = run()
+    assert not reads
+    for name in seen.layers:
+        for a, b in zip(seen[name].value(asked), expected[name].value(asked)):
+            assert torch.equal(a, b)
+
+
+def test_a_row_that_is_not_read_may_be_anything():
+    """As it is told of a GPU, where nobody asks whether there is such a row, and as on the CPU."""
+    g, out = torch.randn(2, 1, 2, 5, 4)
+    g[:, :, 1:3], g[0, 0, 3, 2] = 0, torch.nan
+    out[:, :, 2], out[:, :, 4] = torch.nan, torch.inf
+    found = influence._without_unread(influence._dot(g, out), g)
+    assert (found[:, :, 1:3] == 0).all()
+    assert found[0, 0, 3].isnan()
+    assert not found[:, :, 4].isfinite().any()
+    assert torch.equal(~g.any(-1), (g == 0).all(-1)), "a NaN is no 0"

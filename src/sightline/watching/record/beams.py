@@ -151,6 +151,7 @@ def taken(part: Part, order: list[int] | None) -> Part:
         for name, x in found.items():
             if x.dim() and x.shape[0] == len(order) and name not in ("q", "k", "sinks"):
                 found[name] = _blank(name, x, gone)
+    part.along()  # it may be on its way
     extra: dict[str, Any] = {name: pick(x) if name in _EXTRA else x for name, x in part.extra.items()}
     if "kept" in extra:
         extra["kept"] = {

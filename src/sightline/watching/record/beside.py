@@ -33,8 +33,9 @@ def beside(layer: Layer) -> Extra:
         found["v"] = _after(layer, cat([part.extra["v"] for part in parts], -2), -2)
     elif stored.v is not None and all("v" in part.extra for part in rest):
         found["v"] = cat([stored.v, *(part.extra["v"] for part in rest)], -2)
-    if any("along" in part.extra for part in parts):
-        found["along"] = cat([part.extra.get("along", _nothing(part)) for part in parts], -1)
+    alongs = [part.along() for part in parts]
+    if any(along is not None for along in alongs):
+        found["along"] = cat([_nothing(part) if x is None else x for x, part in zip(alongs, parts)], -1)
         found["grad"] = _gradients(parts, layer.freed, stored.grad)
     if not found:
         return Extra(lacks=next((part.extra["lacks"] for part in parts if "lacks" in part.extra), None))

@@ -2,7 +2,8 @@
 
 Every watched call leaves its place in the graph here. `seen.backward(y)` asks autograd for the gradients of these
 places alone; the model's own `.backward()` passes them, and a hook takes them in. Of each, what is asked for is
-computed when it arrives: g.o for every row, in one product. v and g themselves are kept only with `keep_qk`.
+computed when it arrives: g.o for every row, in one product. v and g themselves are kept only with `keep_qk`. Nobody
+waits for g.o to come from a GPU but who first reads it (`Part.along`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from sightline.watching.intercept import active
 from sightline.watching.intercept.heads import connect, heads_first
 from sightline.watching.record.batches import aside
 from sightline.watching.record.readings import Asked
+from sightline.watching.record.to_cpu import PINNED, Packed
 
 if TYPE_CHECKING:
     from sightline.watching.intercept.looked import Looked
-    from sightline.watching.record.layer import Layer, Part
+    from sightline.watching.record.layer import Arriving, Layer, Part
 
 _AGAIN = "sl.watch(model, influence=True) around a run of the model, and backward after it"
 
@@ -47,7 +49,7 @@ class Tap:
         self.edge = get_gradient_edge(out)
         out.register_hook(lambda grad: influence.arrives(self, grad))
 
-    def carried(self, grad: Tensor | None) -> Carried:
+    def carried(self, grad: Tensor | None, add: bool) -> Carried:
         """What a gradient of the output says, where it is; None: nothing of the target depends on it."""
         with active.quiet(), aside():
             if self.out is None or count(self.out) != self.count:
@@ -57,28 +59,36 @@ class Tap:
                     got="a tensor that the model wrote into afterwards",
                     hint="a model that does not: x = x * gate in place of x *= gate",
                 )
+            if self.out.is_cuda:
+                # They may be of another stream, the model's: their memory is not given away before it is read here.
+                here = torch.cuda.current_stream(self.out.device)
+                self.out.record_stream(here)
+                if grad is not None:
+                    grad.record_stream(here)
             out = _chosen(self.out, self.layer)
             g = torch.zeros_like(out) if grad is None else _chosen(self.four(grad.detach(), self.sizes), self.layer)
-            return Carried(g, _dot(g, out))
+            along = _without_unread(_dot(g, out), g)
+            if add and (before := self.part.along()) is not None:
+                along = along + before.to(along.device)
+            return Carried(g, along)
 
-    def take(self, g: Tensor, along: Tensor, add: bool) -> None:
-        """Have a gradient, and g.o, which is on the CPU, as what is known of this call."""
+    def take(self, one: Carried, along: Tensor | Arriving, add: bool) -> None:
+        """Have a gradient, and g.o, which is on the CPU or on its way there, as what is known of this call."""
         with active.quiet(), aside():
-            known, extra = self.part.extra, {}
-            extra["along"] = along + known["along"] if add and "along" in known else along
+            known, extra, g = self.part.extra, dict[str, Any](along=along), one.g
             if self.keep or self.asked.signed:
                 g = g + known["grad"].to(g.device) if add and "grad" in known else g.clone()
                 extra["grad"] = g.cpu() if self.keep else g
             known |= extra
             if self.asked.signed:
-                self.asked.read(self.part, g, extra["along"].to(g.device))
+                self.asked.read(self.part, g, one.along)
                 if not self.keep:
                     del known["grad"]
             self.layer.changed()
 
 
 class Carried(NamedTuple):
-    """The gradient at a call's output, `[batch, heads, queries, value_dim]`, and its product with the output."""
+    """The gradient at a call's output, `[batch, heads, queries, value_dim]`, and g.o, with what is added to it."""
 
     g: Tensor
     along: Tensor
@@ -229,41 +239,50 @@ def _check(y: Any, taps: list[Tap], untold: set[str]) -> None:
 
 
 def _chosen(x: Tensor, layer: Layer) -> Tensor:
-    return x if layer.heads is None else x[:, layer.heads]
+    if layer.heads is None:
+        return x
+    if x.is_cuda:  # which would wait for a list of them to arrive there
+        return torch.cat([x.narrow(1, head, 1) for head in layer.heads], 1)
+    return x[:, layer.heads]
 
 
 def _take_all(
     taps: list[Tap], grads: Sequence[Tensor | None], add: bool, forget: Callable[[], None] = lambda: None
 ) -> None:
-    """Have the gradients of some calls taken in. What was known goes only once all of them can be.
-
-    A GPU is waited for once, and not for every layer.
-    """
-    found = [tap.carried(grad) for tap, grad in zip(taps, grads)]
-    alongs = _on_cpu(found)
+    """Have the gradients of some calls taken in. What was known goes only once all of them can be."""
+    found = [tap.carried(grad, add) for tap, grad in zip(taps, grads)]
+    alongs = _sent([one.along for one in found])
     if not add:
         forget()
     for tap, one, along in zip(taps, found, alongs):
-        tap.take(one.g, along, add)
+        tap.take(one, along, add)
 
 
-def _on_cpu(found: list[Carried]) -> list[Tensor]:
-    """g.o of every call on the CPU, those of one device and dtype in one copy."""
-    results = [one.along for one in found]
-    groups: dict[tuple, list[int]] = {}
-    for i, x in enumerate(results):
-        if x.device.type != "cpu":
-            groups.setdefault((x.device, x.dtype), []).append(i)
+def _sent(found: list[Tensor]) -> list[Tensor | Arriving]:
+    """g.o of every call on the CPU, or on its way there: those of one GPU in one copy, for which nobody waits."""
+    results: list[Tensor | Arriving] = list(found)
+    groups: dict[torch.device, list[int]] = {}
+    for i, x in enumerate(found):
+        groups.setdefault(x.device, []).append(i)
     with active.quiet(), aside():
-        for group in groups.values():
-            flat = [results[i].reshape(-1) for i in group]
-            for i, x in zip(group, torch.cat(flat).cpu().split([x.numel() for x in flat])):
-                results[i] = x.clone().view(results[i].shape)  # a layer that goes takes its own memory along
-        for i, one in enumerate(found):
-            if not bool(results[i].isfinite().all()):
-                # What a target does not read may be anything: a row of padding, say.
-                results[i] = results[i].masked_fill((one.g == 0).all(-1).cpu(), 0.0)
+        for device, group in groups.items():
+            if device.type != "cuda" or sum(found[i].nbytes for i in group) > PINNED:
+                for i in group:
+                    results[i] = found[i].cpu()
+                continue
+            packed = Packed([{"along": found[i]} for i in group])
+            packed.start()
+            packed.bytes = packed.bytes.new_empty(0)  # who uses that memory next comes after the copy, in its stream
+            for place, i in enumerate(group):
+                results[i] = packed.of(place)
     return results
+
+
+def _without_unread(along: Tensor, g: Tensor) -> Tensor:
+    """What a target does not read may be anything, a row of padding, say: there g.o is 0."""
+    if not along.is_cpu:  # which would have to be waited for to know whether there is such a row
+        return along.masked_fill_(g.any(-1).logical_not_(), 0.0)
+    return along if bool(along.isfinite().all()) else along.masked_fill((g == 0).all(-1), 0.0)
 
 
 def _dot(g: Tensor, out: Tensor) -> Tensor:

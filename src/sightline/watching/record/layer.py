@@ -62,12 +62,31 @@ class Part:
     def __post_init__(self) -> None:
         self.last = max(self.last, self.turn)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy` and `pickle` take along: nothing that is on its way."""
+        if self.arriving is not None:
+            self.arriving = self.found
+        self.along()
+        return dict(vars(self))
+
     @property
     def found(self) -> dict[str, Tensor]:
         assert self.arriving is not None
         if not isinstance(self.arriving, dict):
             self.arriving = self.arriving.result()
         return self.arriving
+
+    def along(self) -> Tensor | None:
+        """g . o of its rows, on the CPU; None while no gradient was taken in. It may be on its way until it is read."""
+        found = self.extra.get("along")
+        if found is None or isinstance(found, Tensor):
+            return found
+        with torch.inference_mode(False):
+            # What arrived holds all layers: one that goes takes its own memory along.
+            here = found.result()["along"].clone()
+        if self.extra.get("along") is found:  # and no other gradient has come meanwhile
+            self.extra["along"] = here
+        return here
 
     @property
     def pieces(self) -> list[Piece]:

@@ -26,7 +26,7 @@ _LARGE = 1 << 20
 # being used again as a whole.
 _TRIM = 16
 # Bytes up to which a copy needs no thread: it goes to memory that the GPU writes into by itself, and lies there.
-_PINNED = 4 << 20
+PINNED = 4 << 20
 # Bytes that are copied at a time.
 _STAGE = 32 << 20
 
@@ -130,7 +130,7 @@ class Shipper:
         if device.type != "cuda":
             return [self.send(layer) for layer in layers]
         packed = Packed(layers)
-        if packed.bytes.nbytes <= _PINNED:
+        if packed.bytes.nbytes <= PINNED:
             packed.start()
         else:
             packed.arriving = self.send({"": packed.bytes})
