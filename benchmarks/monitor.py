@@ -1,6 +1,6 @@
 """What `sl.monitor` costs a training: a small Llama, eager and compiled, beside the same without it.
 
-    python benchmarks/monitor.py [--out FOLDER]
+    python benchmarks/monitor.py [--only eager] [--out FOLDER]
 
 Figures: a step that is recorded as a multiple of the plain step, the two taking turns; what counting adds to a step in
 between, which runs the same code as without a monitor; and what follows for a training that is recorded every 50 steps.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from harness import QUICK, compare, ratio, write
+from harness import QUICK, compare, kept, ratio, write
 
 import sightline as sl
 
@@ -24,6 +24,7 @@ DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 WIDTH, HEADS, LAYERS = (64, 4, 2) if QUICK else (1024, 16, 8) if GPU else (256, 8, 4)
 BATCH, TIME = (2, 33) if QUICK else (8, 1024) if GPU else (4, 256)
 EVERY = 50
+CALL = "a step of training, "
 
 
 def llama() -> torch.nn.Module:
@@ -68,7 +69,7 @@ def measure(how: str) -> dict:
     due = ratio(result, "recorded", "plain")
     rest = 1 + between(model) / result["plain"]["median_ms"]
     return {
-        "call": f"a step of training, {how}",
+        "call": CALL + how,
         "every": EVERY,
         "batch": BATCH,
         "tokens": TIME,
@@ -94,11 +95,12 @@ def between(model: torch.nn.Module) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for the results")
-    parser.add_argument("--eager", action="store_true", help="leave the compiled model out")
+    parser.add_argument("--only", choices=["eager", "compiled"], help="the other one stays as it was")
     given = parser.parse_args()
     torch.manual_seed(0)
-    rows = []
-    for how in ("eager",) if given.eager else ("eager", "compiled"):
+    which = [given.only] if given.only else ["eager", "compiled"]
+    rows = kept("monitor", "call", [CALL + how for how in which], given.out)
+    for how in which:
         rows.append(measure(how))
         print(f"{how}: recorded {rows[-1]['recorded']:.2f}, in all {rows[-1]['of_unwatched']:.4f}")
     print(write("monitor", rows, given.out))

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
 from sightline.errors import InputError, InputTypeError
+from sightline.watching.intercept import mask_tables
 from watch_cases import inputs, model
 
 # What dynamo itself warns of.
@@ -282,6 +283,106 @@ def test_what_was_compiled_before_stays_and_nothing_is_compiled_anew() -> None:
     assert [monitor.steps for monitor in monitors] == [[0, 2, 4, 6], [0, 4]]
     told = [sum("attended" in str(node.target) for node in graph.graph.nodes) for graph in graphs]
     assert told == [0, 2]
+
+
+# What layers share is found out once
+
+
+class Rooms(Model):
+    """Layers that are given masks in a way of their own: a step of training is compared with the same uncompiled."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(4, checkpointed=False if way == "checkpoints" else None)
+        self.way = way
+        for layer in self.layers:
+            layer.dropout = 0.0
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
+        if self.way in ("one", "checkpoints"):
+            return super().forward(x, mask)
+        times = torch.arange(x.shape[1])
+        for i, layer in enumerate(self.layers):
+            if self.way == "slices":
+                own = mask[:, :, :, : x.shape[1]]
+            elif self.way == "two":
+                own = mask if i % 2 else mask | (times == i)
+            elif self.way == "changed":
+                own = mask
+                if i == 2:
+                    mask[..., :3] = True
+            else:  # each in memory of its own, which the next one's is then written to
+                near = times[:, None] - times < (99, 2, 3, 4)[i]
+                own = near.float() @ torch.eye(x.shape[1]) > 0.5
+            x = layer(x, own)
+        return x
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "way, reads", [("one", 1), ("checkpoints", 1), ("slices", 1), ("two", 3), ("changed", 2), ("memory", 4)]
+)
+def test_a_graph_says_which_masks_are_one(way, reads, compiler, monkeypatch) -> None:
+    """Each is read once, whatever memory the compiler writes it to, and no other is taken for it."""
+    found, asked = [], []
+    real = mask_tables.kind_of
+    monkeypatch.setattr(mask_tables, "kind_of", lambda *given: asked.append(0) or real(*given))
+    for compiled in (False, True):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        net, x = Rooms(way), torch.randn(3, 13, 16)
+        run = torch.compile(net, backend=compiler) if compiled else net
+        with sl.monitor(net, every=1) as monitor:
+            for side in ("right", "left"):
+                asked.clear()
+                run(x.clone(), pad(side, 3, 13)).square().mean().backward()
+                monitor.step()
+        found.append(monitor.history)
+        assert monitor.unseen == {}
+    assert len(asked) == reads
+    for eager, compiled in zip(*found, strict=True):
+        for name, reading in eager.items():
+            for ours, theirs in zip(compiled[name], reading, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("regional", [False, True])
+def test_a_graph_that_runs_again_in_a_step_has_other_masks(regional) -> None:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    net, x = Rooms("two" if regional else "one"), torch.randn(3, 13, 16)
+    found = []
+    for compiled in (False, True):
+        run = torch.compile(net, backend="aot_eager") if compiled and not regional else net
+        for layer in net.layers if compiled and regional else ():
+            layer.compile(backend="aot_eager")
+        with sl.monitor(net) as monitor:
+            for mask in (torch.ones(3, 1, 13, 13, dtype=torch.bool), pad("left", 3, 13)):
+                run(x, mask).sum().backward()
+            monitor.step()
+        found.append(monitor.latest)
+    for name, reading in found[0].items():
+        for ours, theirs in zip(found[1][name], reading, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiler", [None, "inductor"])
+def test_the_layers_of_a_llama_share_their_mask_and_the_copy_of_their_numbers(compiler, monkeypatch) -> None:
+    torch.compiler.reset()
+    net = model("llama", num_hidden_layers=4, attention_dropout=0.2).train()
+    run = net if compiler is None else torch.compile(net, backend=compiler, fullgraph=True)
+    asked, copied, tables = [], {}, []
+    kind_of, cpu, tell = mask_tables.kind_of, torch.Tensor.cpu, mask_tables.Tables.tell
+    given = inputs("llama", "left", length=11)
+    with sl.monitor(net) as monitor:
+        monkeypatch.setattr(mask_tables, "kind_of", lambda *given: asked.append(0) or kind_of(*given))
+        monkeypatch.setattr(mask_tables.Tables, "tell", lambda *given: tables.append(0) or tell(*given))
+        run(**given, labels=given["input_ids"], use_cache=False).loss.backward()
+        monkeypatch.setattr(torch.Tensor, "cpu", lambda x: cpu(copied.setdefault(id(x), x)))
+        monitor.step()
+    assert len(monitor.latest) == 4
+    assert (len(asked), len(tables)) == ((0, 1) if compiler is None else (1, 0))
+    assert len(copied) == 1
+    assert {part.shape for reading in monitor.latest.values() for part in reading} == {(4,)}
 
 
 # Other kinds of attention

@@ -102,6 +102,7 @@ class Hearing:
     def listen(self, on: bool) -> None:
         self.heard.clear()
         self.seen._unseen.clear()
+        self.tables.forget_numbered()
         if on == self.on:
             return
         self.on = on
@@ -190,6 +191,10 @@ class MonitorMode(WatchMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if torch.compiler.is_compiling():
             return traced.traced(self, func, args, {} if kwargs is None else kwargs)
+        if kwargs and isinstance(kwargs.get("out"), Tensor):
+            # What is written into a tensor has no gradient, and is no attention that is trained: most is compiled code.
+            self.trace.forget(kwargs["out"])
+            return func(*args, **kwargs)
         # Where a compiled function runs a part of itself uncompiled, the compiler would look at every frame in here.
         before = eval_frame.set_eval_frame(None)
         try:
@@ -274,11 +279,9 @@ def _hearing(where: str) -> Audience | None:
     hearers = _hearers()
     if not hearers or torch._C._current_graph_task_id() != -1:
         return None
-    modules: dict[int, nn.Module] = {}
-    names: dict[int, str] = {}
-    for one in hearers:
-        modules |= one.modules
-        names |= one.names
+    modules, names = hearers[0].modules, hearers[0].names
+    for one in hearers[1:]:
+        modules, names = modules | one.modules, names | one.names
     found = tracer.caller(where, names)
     module = modules.get(found) if isinstance(found, int) else found
     if module is None:
@@ -311,8 +314,11 @@ def _attended(
     hides: bool,
     trained: bool,
     known: bool,
+    number: int,
     where: str,
 ) -> None:
+    for one in _hearers() if number < 0 else ():
+        one.tables.forget_numbered(-number)
     who = _hearing(where)
     if who is None or not (trained or is_trained(who.module)) or not who.wanting:
         return
@@ -321,10 +327,9 @@ def _attended(
             q, k, _, table, _ = one_head(q, k, k, table, None, grouped)
             mask: Mask | None = None
             more: dict[str, Any] = {name: x for name, x in (("softcap", softcap), ("sinks", sinks)) if x is not None}
-            if hides and table is not None:
-                table = _visible(table)
             if table is not None:
-                mask, more["bias"], _ = who.tables.read(table, (*q.shape[:-1], k.shape[-2]))
+                shape = (*q.shape[:-1], k.shape[-2])
+                mask, more["bias"], _ = who.tables.read_numbered(number, table, shape, who.module, hides)
             if direction:
                 band: Mask = Band(window - 1, 0) if 0 < window <= k.shape[-2] else causal("end")
                 if direction == "start" and q.shape[-2] != k.shape[-2]:
@@ -337,14 +342,6 @@ def _attended(
         verify.record(who, looked, why)
     except Exception as error:  # a graph is no place for errors of an account
         who.miss(f"no account of it: {error}".splitlines()[0], -1, 0)
-
-
-def _visible(table: Tensor) -> Tensor:
-    """A table that transformers adds to scores: its least number hides, in a row of nothing else too."""
-    if table.dtype == torch.bool:
-        return table
-    hidden = table <= torch.finfo(table.dtype).min / 2
-    return table if bool((table.masked_fill(hidden, 0) != 0).any()) else ~hidden
 
 
 def _unheard(where: str, why: str) -> None:

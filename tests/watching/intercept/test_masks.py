@@ -12,6 +12,7 @@ from transformers import masking_utils as theirs
 import sightline as sl
 from sightline.masks import EMPTY, FULL, Band, edges, spans
 from sightline.masks.functions import ModBias, ModMask, Stacked
+from sightline.watching.intercept import mask_tables
 from sightline.watching.intercept.lse_capture import Catch
 from sightline.watching.intercept.mask_tables import Tables, read
 from sightline.watching.intercept.transformers_masks import LazyMask, Span, read_mask, read_used, translate
@@ -165,6 +166,67 @@ def test_tables_are_read_once():
     assert tables.read(mask, (1, 1, 5, 5)) is not first, "it was changed in place"
     tables.clear()
     assert tables._kept == []
+
+
+def test_a_table_of_a_graph_is_known_by_its_number():
+    tables, shape = Tables(), (1, 1, 3, 3)
+    every, causal, layers = (
+        torch.ones(3, 3, dtype=torch.bool),
+        torch.ones(3, 3).tril().bool(),
+        [object() for _ in range(3)],
+    )
+    written = causal & torch.tensor([True, True, False])
+    assert tables.read_numbered(-1, written, shape, layers[0]).mask.table.data_ptr() == written.data_ptr()
+    copied = tables.read_numbered(1, written, shape, layers[1])
+    assert torch.equal(copied.mask.table[0, 0], written)
+    assert copied.mask.table.data_ptr() != written.data_ptr(), "the graph may write over it"
+    assert tables.read_numbered(1, written.clone(), shape, layers[2]) is copied
+    # The graph runs again: a module comes again, or the first of them says so.
+    assert tables.read_numbered(1, causal, shape, layers[1]).mask == Band(None, 0)
+    tables.forget_numbered(1)
+    assert tables.read_numbered(1, every, shape, layers[2]) == (None, None, None)
+    # Another call of the same, other tables, and those that nobody knows.
+    assert tables.read_numbered(1, causal[:1], (1, 1, 1, 3), layers[0]).mask is not None
+    assert tables.read_numbered(2, causal, shape, layers[0]).mask == Band(None, 0)
+    for table in (causal, every):
+        assert (tables.read_numbered(0, table, shape, layers[0]).mask is None) == (table is every)
+    low = torch.zeros(3, 3).masked_fill(~written, torch.finfo(torch.float32).min)
+    low[0] = torch.finfo(torch.float32).min
+    assert tables.read_numbered(3, low, shape, layers[0]).bias is not None
+    assert tables.read_numbered(3, low, shape, layers[1], hides=True).mask is not None
+    tables.clear()
+    assert tables._graph == {}
+
+
+@pytest.mark.parametrize("name", ["everything", "padding", "causal", "dense", "blind", "numbers"])
+def test_a_gpu_is_asked_about_a_table_once(name, monkeypatch):
+    """What is found out is the same, whether questions are put one by one or all at once."""
+    triangle = torch.ones(4, 4, dtype=torch.bool).tril()
+    real = torch.tensor([[True] * 4, [False, True, True, False]])[:, None, None]
+    tables = {
+        "everything": torch.ones(2, 1, 4, 4, dtype=torch.bool),
+        "padding": real.expand(2, 1, 4, 4),
+        "causal": triangle,
+        "dense": triangle.flip(0),
+        "blind": triangle & real,
+        "numbers": torch.randn(4, 4).masked_fill(~triangle, -torch.inf),
+    }
+    waits, tolist = [], torch.Tensor.tolist
+    one_by_one = read(tables[name], (2, 1, 4, 4))
+    made = mask_tables._Asked.__init__
+
+    def together(self, *given, **questions):
+        made(self, *given, **questions)
+        self._together = True
+
+    monkeypatch.setattr(mask_tables._Asked, "__init__", together)
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: waits.append(0) or tolist(x))
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda _: pytest.fail("waits for one answer"))
+    at_once = read(tables[name], (2, 1, 4, 4))
+    monkeypatch.undo()
+    assert len(waits) == 1
+    assert repr(at_once) == repr(one_by_one)
+    assert (at_once.sees is not None) == (name == "blind")
 
 
 def test_what_a_table_means():

@@ -119,8 +119,11 @@ def run(levels: Levels, job: Job) -> tuple[dict[Any, Any], dict[tuple, Tensor]] 
     if tops:
         want.add("max_score")  # whose bins tell where to look
     means = means_of(job.pictures, job.grids) if job.grids else {}
-    known = is_positional(call.mask)
-    shape = (call.mask if known else None, known, s, call.q.dtype, call.device)
+    # Which tiles see something follows from the rules alone: a table beside them only hides more.
+    alone = [call.mask] if is_positional(call.mask) else split(call.mask)[0]
+    rule = alone[0] if alone else None
+    known = len(alone) < 2 and is_positional(rule)
+    shape = (rule if known else None, known, s, call.q.dtype, call.device)
     pixels = tuple((key, axes, means[key][1] if key in means else 0) for key, axes in job.grids.items())
     largest, binned = lse, None
 

@@ -231,9 +231,7 @@ class Monitor:
             if names:
                 self._warn("layers", str(error))
         record = Record(self._count)
-        for name in names:
-            if name in wanted:
-                record[name] = read(found[name], self.first)
+        record.update(read({name: found[name] for name in names if name in wanted}, self.first))
         return record
 
     def _listen(self) -> None:

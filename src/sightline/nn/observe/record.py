@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -95,9 +96,19 @@ def table(records: list[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def read(counted: Counted, first: int) -> Reading:
-    """The numbers of a record, of what was counted on any device."""
+def read(found: Mapping[str, Counted], first: int) -> dict[str, Reading]:
+    """The numbers of a record, of what was counted on any device: one copy from each GPU, whatever the modules."""
+    parts = {name: _numbers(counted, first) for name, counted in found.items()}
+    readings: dict[str, Reading] = {}
+    for device in dict.fromkeys(part.device for part in parts.values()):
+        here = {name: part for name, part in parts.items() if part.device == device}
+        together = torch.cat([part.flatten() for part in here.values()]).cpu()
+        each = together.split([part.numel() for part in here.values()])
+        readings |= {name: Reading(*part.view(3, -1).unbind()) for name, part in zip(here, each, strict=True)}
+    return {name: readings[name] for name in found}
+
+
+def _numbers(counted: Counted, first: int) -> Float[Tensor, "3 heads"]:
     part, total = counted.received[:, :first].sum(1), counted.received.sum(1)
     share = torch.where(total != 0, part / total, 0.0)
-    together = torch.stack([x.to(torch.float32) for x in (counted.entropy, counted.max_score, share)])
-    return Reading(*together.cpu().unbind())  # one copy from a GPU
+    return torch.stack([x.to(torch.float32) for x in (counted.entropy, counted.max_score, share)])

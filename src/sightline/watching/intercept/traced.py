@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline.backends.api import attention
 from sightline.masks import as_mask
+from sightline.watching.intercept.mask_tables import numbered
 from sightline.watching.intercept.tracer import enter, kind_of, leave, of_ours, operator_of, site
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ MOST_CELLS = 1 << 26
 
 _ATTENDED = (
     "attended(Tensor(a!) slot, Tensor q, Tensor k, Tensor? table, Tensor? sinks, Tensor? v, Tensor? out, float? scale, "
-    "float? softcap, str causal, int window, bool grouped, bool hides, bool trained, bool known, str where) -> ()"
+    "float? softcap, str causal, int window, bool grouped, bool hides, bool trained, bool known, int number, "
+    "str where) -> ()"
 )
 _UNHEARD = "unheard(Tensor(a!) slot, str where, str why) -> ()"
 # The operators say that they change it, so that no compiler takes them for idle.
@@ -136,13 +138,13 @@ def _tell(
     out: Tensor | None = None,
     known: bool = True,
 ) -> None:
+    number = 0 if table is None else numbered()
     q, k = q.detach(), k.detach()
     table = None if table is None else table.detach()
     sinks = None if sinks is None else sinks.detach()
     trained = torch.is_grad_enabled()
-    torch.ops.sightline.attended.default(
-        _SLOT, q, k, table, sinks, v, out, scale, softcap, causal, window, grouped, hides, trained, known, site()
-    )
+    how = (scale, softcap, causal, window, grouped, hides, trained, known, number)
+    torch.ops.sightline.attended.default(_SLOT, q, k, table, sinks, v, out, *how, site())
 
 
 def _say(why: str) -> None:

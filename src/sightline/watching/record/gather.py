@@ -153,8 +153,8 @@ class Gather:
                 return True
             layer = block.layer
             part = Part(block.call, layer.queries, block.first_key, keys, (1, 1), None, watcher.passes)
-            q, ends = q.detach().clone(memory_format=torch.contiguous_format), k[..., -2:, :].detach().clone()
-            block.add(Step(part, q, row, ends, None, None), k)
+            q, ends = q.detach().clone(memory_format=torch.contiguous_format), k.detach().narrow(-2, keys - 2, 2)
+            block.add(Step(part, q, row, ends.clone(), None, None), k)
             layer.parts.append(part)
         return True
 
