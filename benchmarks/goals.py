@@ -51,7 +51,7 @@ def account(kind: str, call: str) -> Callable[[Results], Found]:
 
 
 def one(name: str, key: str, **match: object) -> Callable[[Results], Found]:
-    """One kind of result; of several rows each says how many tokens it had, and whether it was causal."""
+    """One kind of result; of several rows each says what it was of."""
 
     def found(results: Results) -> Found:
         rows = [row for row in results.rows(name, **match) if key in row]
@@ -62,6 +62,7 @@ def one(name: str, key: str, **match: object) -> Callable[[Results], Found]:
 
 def _sizes(row: dict) -> str:
     said = [f"{row['tokens']:,} tokens"] if "tokens" in row else []
+    said += [row["mask"], row["call"]] if "mask" in row else []
     return ", ".join(said + (["causal" if row["causal"] else "full"] if "causal" in row else []))
 
 
