@@ -300,3 +300,23 @@ def test_a_prompt_in_a_static_cache(unheard):
     assert torch.equal(plain, out)
     check_same(first, fifth)
     assert fifth[0].shape[-2:] == (9, 9)
+
+
+def test_a_function_that_attends_in_another_way_all_at_once_is_named(monkeypatch):
+    """In a pass that is not heard nothing is made up of a call that torch was not asked for."""
+    model, given = tiny.model("llama"), tiny.inputs("llama")
+    with torch.no_grad():
+        the_same_again(model, lambda: model(**given))
+        monkeypatch.setattr(
+            transformers, "_heard", lambda function, name: _without_attention(transformers.Attending(function, name))
+        )
+        with watch(model) as seen:
+            model(**given)
+    assert not seen.layers
+    assert all("called none of torch's" in why for why in seen.unseen.values())
+    assert len(seen.unseen) == 2
+
+
+def _without_attention(attending):
+    attending._catching = lambda module, q, *_, **__: (q.transpose(1, 2).contiguous(), None)
+    return attending

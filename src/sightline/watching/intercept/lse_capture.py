@@ -86,8 +86,11 @@ class Caught(threading.local):
     """What the latest call in this thread of a function made by `catching` found."""
 
     lse: Tensor | None = None
-    keys = 0  # of the call that torch was asked for
+    keys: int | None = None  # of the call that torch was asked for; None where it was asked for none
     is_causal = False
+
+    def forget(self) -> None:
+        self.lse, self.keys, self.is_causal = None, None, False
 
 
 caught = Caught()

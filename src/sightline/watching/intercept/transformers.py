@@ -172,13 +172,18 @@ class Attending:
         """
         assert self._catching is not None
         query, key, value = given
+        caught.forget()
         with active.quiet():
             result = self._catching(module, *given, None, **kwargs)
-        lse, caught.lse = caught.lse, None
-        scale, name, queries, keys = kwargs.get("scaling"), watcher.names[id(module)], query.shape[-2], caught.keys
+        lse, keys, flag = caught.lse, caught.keys, caught.is_causal
+        caught.forget()
+        scale, name, queries = kwargs.get("scaling"), watcher.names[id(module)], query.shape[-2]
         if lse is not None and queries == 1 and watcher.goes_on(name, query, key, value, lse, scale):
             return result
-        who, flag = Audience(module, [(watcher, name)]), caught.is_causal
+        who = Audience(module, [(watcher, name)])
+        if keys is None:
+            who.miss("was given to a function of transformers that called none of torch's", -1, key.shape[-2])
+            return result
         key = key[..., :keys, :]  # of a static cache, what is behind these queries is not there yet
         mask = causal("end" if queries == keys else "start") if flag else None
         who.record(look(query, key, key, mask, None, scale, position(who, queries, keys, flag, None), 0, lse))
