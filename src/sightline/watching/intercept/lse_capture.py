@@ -89,8 +89,11 @@ class Caught(threading.local):
     keys: int | None = None  # of the call that torch was asked for; None where it was asked for none
     is_causal = False
 
-    def forget(self) -> None:
+    def taken(self) -> tuple[Tensor | None, int | None, bool]:
+        """All of it, once."""
+        found = self.lse, self.keys, self.is_causal
         self.lse, self.keys, self.is_causal = None, None, False
+        return found
 
 
 caught = Caught()

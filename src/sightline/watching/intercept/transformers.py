@@ -166,17 +166,13 @@ class Attending:
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
 
     def _unmasked(self, watcher: Watcher, module: nn.Module, given: tuple[Tensor, Tensor, Tensor], kwargs: dict) -> Any:
-        """A call without a mask in a pass that need not be heard: its kernel says all that there is to be known.
-
-        Of a step of a generation that is as the one before, nothing is asked that the last one answered.
-        """
-        assert self._catching is not None
+        """A call without a mask in a pass that need not be heard: its kernel says all that there is to be known."""
         query, key, value = given
-        caught.forget()
+        assert self._catching is not None
+        caught.taken()  # what a call that ended in an error has left
         with active.quiet():
             result = self._catching(module, *given, None, **kwargs)
-        lse, keys, flag = caught.lse, caught.keys, caught.is_causal
-        caught.forget()
+        lse, keys, flag = caught.taken()
         scale, name, queries = kwargs.get("scaling"), watcher.names[id(module)], query.shape[-2]
         if lse is not None and queries == 1 and watcher.goes_on(name, query, key, value, lse, scale):
             return result
