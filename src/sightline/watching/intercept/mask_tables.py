@@ -179,7 +179,7 @@ numbered._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _made(node: Any) -> Hashable:
-    """How a tensor of a graph is made: by a node, or as a view of one; and how often it was written to."""
+    """How a tensor of a graph is made: by a node, or as a view of one; and how often it may have been written to."""
     if node.op == "call_function" and node.target is operator.getitem:
         base, index = node.args
         places = index if isinstance(index, tuple | list) else (index,)
@@ -187,7 +187,27 @@ def _made(node: Any) -> Hashable:
         if plain and isinstance(base.meta["example_value"], Tensor):
             parts = tuple((x.start, x.stop, x.step) if isinstance(x, slice) else (x,) for x in places)
             return _made(base), parts
-    return node, node.meta["example_value"]._version
+    dtype = node.meta["example_value"].dtype
+    return node, sum(_may_write(one, dtype) for one in node.graph.nodes)
+
+
+def _may_write(node: Any, dtype: torch.dtype) -> bool:
+    """Whether a node writes into a tensor of this dtype: any of them may be a view of a table.
+
+    A tensor of a graph does not count its changes in every torch.
+    """
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]
+    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    to = node.kwargs.get("out", node.args[0] if in_place and node.args else None)
+    value = getattr(to, "meta", {}).get("example_value")
+    return to is not None and (not isinstance(value, Tensor) or value.dtype == dtype)
+
+
+# As functions of `operator` and as methods of tensors.
+_WRITTEN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_IN_PLACE = {"setitem", "__setitem__", *(f"i{name}" for name in _WRITTEN), *(f"__i{name}__" for name in _WRITTEN)}
 
 
 def _version(tensor: Tensor) -> int:
