@@ -187,14 +187,14 @@ def _made(node: Any) -> Hashable:
         if plain and isinstance(base.meta["example_value"], Tensor):
             parts = tuple((x.start, x.stop, x.step) if isinstance(x, slice) else (x,) for x in places)
             return _made(base), parts
-    dtype = node.meta["example_value"].dtype
-    return node, sum(_may_write(one, dtype) for one in node.graph.nodes)
+    value = node.meta["example_value"]
+    return node, value._version, sum(_may_write(one, value.dtype) for one in node.graph.nodes)
 
 
 def _may_write(node: Any, dtype: torch.dtype) -> bool:
     """Whether a node writes into a tensor of this dtype: any of them may be a view of a table.
 
-    A tensor of a graph does not count its changes in every torch.
+    A tensor of a graph does not count its changes in every torch. Where it does, those by others' operators count too.
     """
     if node.op not in ("call_function", "call_method"):
         return False
