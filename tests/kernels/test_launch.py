@@ -139,7 +139,7 @@ def test_the_type_of_every_number_is_declared(which):
 
 
 def test_all_kernels_are_declared_so():
-    assert len(list(_every_kernel())) == 16
+    assert len(list(_every_kernel())) == 17
 
 
 @pytest.mark.parametrize("lies_on, entered", [(-1, []), (0, []), (1, ["cuda:1"])])

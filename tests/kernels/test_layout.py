@@ -6,15 +6,18 @@ import pytest
 import torch
 
 import sightline as sl
+from sightline.kernels import layout
 from sightline.kernels.layout import (
     TAKEN,
+    Band,
     Columns,
     Tiling,
     aligned,
     at_once,
+    bands,
     columns_of,
     finer,
-    in_slots,
+    in_order,
     joined,
     one_axis,
     plain_rows,
@@ -61,9 +64,9 @@ def test_tiles_hold_every_row_that_sees_the_columns(mask, queries, sides):
 def test_slots_of_pixels_of_unequal_size(size):
     axis = geometry.axis(slice(5, 98), size, None)
     rows = rows_of(axis.edges, 100, 32, CPU)
+    chunk, turns = rows.chunk(32)
     assert rows.slots % TAKEN == 0
-    assert rows.total % (rows.slots * 32 // TAKEN) == 0
-    assert not rows.in_place
+    assert rows.total % chunk == 0
     cells = torch.arange(5, 99)
     for cell, slot in zip(cells.tolist(), rows.slot(cells).tolist(), strict=True):
         if cell == 98:
@@ -71,22 +74,40 @@ def test_slots_of_pixels_of_unequal_size(size):
             continue
         pixel, offset = divmod(slot, rows.slots)
         assert int(axis.edges[pixel]) + offset == cell < axis.edges[pixel + 1]
-        assert rows.order[slot] == cell
-        assert rows.places[cell] == slot
+        place = int(rows.places[cell])
+        assert rows.order[place] == cell
+        # A tile takes two rows of each of sixteen pixels: eight first rows, their second rows, and eight pixels more.
+        tile, row = divmod(place, 32)
+        assert tile // turns == pixel // 16
+        assert (row // 16 * 8 + row % 8, tile % turns * TAKEN + row // 8 % TAKEN) == (pixel % 16, offset)
     assert (rows.order >= 0).sum() == 93
 
 
-def test_queries_in_the_order_of_the_slots():
-    q = torch.randn(3, 40, 16)
+@pytest.mark.parametrize("dim", [16, 20])
+def test_queries_in_the_order_of_the_tiles(dim):
+    q = one_axis(aligned(torch.randn(1, 3, 40, dim)))
     rows = rows_of(geometry.axis(slice(4, 40), 5, None).edges, 40, 32, CPU)
-    found = in_slots(q, rows, 0)
-    real = rows.order >= 0
-    assert torch.equal(found[:, real], q[:, rows.order[real].long()])
-    assert not found[:, ~real].any()
-    regular = rows_of(geometry.axis(slice(0, 64), 16, None).edges, 64, 32, CPU)
-    assert regular.in_place
-    q = torch.randn(3, 64, 16)
-    assert in_slots(q, regular, 0) is q
+    for band in (Band(0, rows.total), Band(32, rows.total - 64)):
+        found, order = in_order(q, rows, band), rows.order[band.first :][: band.slots]
+        assert found.shape == (3, band.slots, dim)
+        assert torch.equal(found[:, order >= 0], q[:, order[order >= 0].long()])
+        assert not found[:, order < 0].any()
+    plain = plain_rows(0, 40, 32)
+    assert in_order(q, plain, Band(0, plain.total)) is q
+
+
+def test_bands_are_whole_chunks_and_all_of_the_rows(monkeypatch):
+    tiling = Tiling(32, 32, 4, 1)
+    rows, q = rows_of(geometry.axis(slice(0, 600), 150, None).edges, 600, 32, CPU), torch.zeros(3, 600, 16)
+    assert bands(q, rows, tiling) == [Band(0, rows.total)]
+    assert bands(q, plain_rows(0, 600, 32), tiling) == [Band(0, 608)]
+    monkeypatch.setattr(layout, "_COPIED", 1024)
+    monkeypatch.setattr(layout, "_BAND", 1024)
+    some = bands(q, rows, tiling)
+    assert len(some) > 3
+    assert all(band.slots % rows.chunk(32)[0] == 0 for band in some)
+    assert [band.first for band in some] == [sum(band.slots for band in some[:i]) for i in range(len(some))]
+    assert sum(band.slots for band in some) == rows.total
 
 
 def test_every_column_knows_its_pixel():
@@ -167,6 +188,5 @@ def test_queries_that_are_one_and_the_same_are_written_out(shape):
 def test_as_many_maps_are_copied_at_once_as_there_is_room_for_wherever_they_lie():
     """Heads that lie next to each other are the usual case, and their rows far apart."""
     rows = rows_of(geometry.axis(slice(0, 60), 7, None).edges, 60, 32, CPU)
-    assert not rows.in_place
     apart, dense = torch.zeros(60, 4, 16).transpose(0, 1), torch.zeros(4, 60, 16)
     assert at_once(apart, rows) == at_once(dense, rows) == at_once(dense[:, :1].expand(4, 60, 16), rows)

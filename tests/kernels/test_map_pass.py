@@ -102,6 +102,27 @@ def test_every_kind_of_picture_equals_the_walk(picture):
     assert_same(*both(1, 1, 61, 77, requests=[picture], mask=sl.window(50, 3)), bound=5e-6)
 
 
+@pytest.mark.parametrize("mask", [None, sl.causal(), sl.window(9)], ids=str)
+@pytest.mark.parametrize("picture", [sl.Picture(40, 9), sl.Picture(80, 9, reduce="max")], ids=str)
+def test_a_band_of_rows_after_the_other(mask, picture, monkeypatch):
+    """Where queries are many, they are copied band by band; the strongest keys need the stretches of all of them."""
+    from sightline.kernels import layout, map_pass
+
+    made, top = [], sl.Top(3)
+    monkeypatch.setattr(map_pass, "bands", lambda *given: made.append(layout.bands(*given)) or made[-1])
+    given = {"heads": 1, "kv_heads": 1, "queries": 80, "keys": 75, "mask": mask, "requests": [picture, top]}
+    whole = both(**given)[1]
+    assert {len(some) for some in made} == {1}
+    monkeypatch.setattr(layout, "_COPIED", 1024)
+    monkeypatch.setattr(layout, "_BAND", 1024)
+    slow, fast = both(**given)
+    assert max(len(some) for some in made) > 2
+    for mine, alike in zip(fast.pop(top), whole.pop(top), strict=True):
+        assert torch.equal(mine, alike)
+    del slow[top]
+    assert_same(slow, fast, bound=5e-6)
+
+
 def test_pixels_as_large_as_several_tiles():
     assert_same(*both(1, 1, 200, 77, requests=[sl.Picture(3, 2), sl.Picture(cell=(64, 77), reduce="max")]), bound=5e-6)
 

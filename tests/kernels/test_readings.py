@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import sightline as sl
 from sightline.backends import reference
 from sightline.backends.call import make_call
-from sightline.kernels import measure, reading_columns, reading_edges, row_stats
+from sightline.kernels import layout, measure, reading_columns, reading_edges, row_stats
 from sightline.lens import plan
 from sightline.lens.gpu import plan as gpu_plan
 from sightline.lens.gpu import reading_trial, trial
@@ -238,14 +238,14 @@ def test_numbers_are_read_once_when_the_first_pass_is_ready_for_its_launch(monke
     levels, extra, _ = a_pass(1, 1, 20, 30, mask=sl.causal())
     for module, name in ((gpu_readings, "_layout"), (torch.Tensor, "tolist"), (torch, "zeros")):
         note(module, name)
-    for name in ("prepare", "in_slots", "descriptor", "launch"):
+    for name in ("prepare", "in_order", "descriptor", "launch"):
         note(reading_columns, name)
     job = plan._plan(levels.call, [*every("influence"), *every("pull")])
     assert gpu_readings.run(levels, job, extra) is not None
     assert seen.count("launch") > seen.count("tolist") == 1
     first = seen.index("launch")
     assert seen[first - 1] == "tolist"
-    assert {"_layout", "zeros", "prepare", "in_slots", "descriptor"} < set(seen[:first])
+    assert {"_layout", "zeros", "prepare", "in_order", "descriptor"} < set(seen[:first])
     for wrong in (torch.nan, torch.inf, 1e30):  # of which the last one is finite, but a product is not
         seen.clear()
         extra.v[..., 3, :], extra.grad[..., 3, :] = wrong, wrong
@@ -272,7 +272,7 @@ def test_equal_cells_are_ranked_by_their_keys():
 
 def test_memory_of_a_long_text(monkeypatch):
     """All that is there at the same time, at 65,536 tokens; what kernels would write is not looked at."""
-    for module in (reading_columns, reading_edges, row_stats, measure):
+    for module in (layout, reading_columns, reading_edges, row_stats, measure):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     held, most = {}, [0]
 

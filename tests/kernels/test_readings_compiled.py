@@ -24,7 +24,7 @@ WHOLE = ("FIRST", "STOP", "SEEN", "ORDER", "COLUMN_PIXELS", "PIXELS_BELOW", "ABO
          "COUNTS", "BEGINS", "ENDS", "LIST", "OVER", "OVER_COUNTS", "CHOSEN", "POSITION")
 TYPES = {"Q": "bf16", "K": "bf16", "G": "bf16", "V": "bf16", "TABLE_PTR": "i1", "PIXELS": "i32" if LARGEST else "i64",
          "TOP_KEYS": "i64", "OFFSETS": "u16"} | {name: "i32" for name in WHOLE}
-TILES = {name: f"tensordesc<bf16[1, 4, 2, 8, {wide}]>" for name, wide in (("Q_TMA", 128), ("G_TMA", 64))}
+TILES = {name: f"tensordesc<bf16[2, 32, {wide}]>" for name, wide in (("Q_TMA", 128), ("G_TMA", 64))}
 RULES = {"D": 80, "DIM": 128, "DV": 64, "VDIM": 64, "OF": 3, "FACTORED": LARGEST, "RESTED": LARGEST,
          "STARTS": LARGEST, "INTERVALS": True, "TABLE": LARGEST, "BIAS": False, "ALIBI": LARGEST, "SOFTCAP": LARGEST,
          "PRECISION": "tf32", "V_PRECISION": "tf32", "N": 4, "BINS": 128, "PARTS": 4, "FEW": not LARGEST, "APART": 32,

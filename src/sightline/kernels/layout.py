@@ -1,8 +1,9 @@
 """How a pass over the map is laid out: its rows and columns, their pixels, and which tiles see which columns.
 
 Columns are taken as they are, block by block; each knows its pixel. Rows of a picture are counted in slots: every pixel
-has the same number of them, a multiple of what a tile takes of a pixel at a time, and the last ones may be empty. Where
-pixels are not whole multiples, queries are copied into the order of the slots: then one kernel does every size.
+has the same number of them, a multiple of what a tile takes of a pixel at a time, and the last ones may be empty. For a
+picture queries are copied into the order in which tiles take their slots, a band of rows at a time: then one kernel
+does every size, a tile lies in one piece, and what is found of its rows goes to one piece of memory.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from sightline import caches
+from sightline.kernels.launch import kernel, launch
 
 # Rows of a pixel that a tile takes at a time.
 TAKEN = 2
-# Bytes of queries that are copied at a time.
-_COPIED = 64 << 20
+# Rows of the axis that a tile of queries has more where it goes by registers: no tile is less high.
+_FOLDED = 32
+# Bytes of queries that are copied at once; where there are more, a band takes a sixteenth of them, or so many.
+_COPIED, _BAND = 64 << 20, 16 << 20
 
 
 class Rows(NamedTuple):
@@ -32,9 +37,8 @@ class Rows(NamedTuple):
     bins: int = 0  # pixels
     slots: int = 1  # of each pixel
     edges: Tensor | None = None  # where pixels begin and end, [bins + 1]
-    order: Tensor | None = None  # the row of every slot, -1 where there is none; None if slots are rows as they are
-    places: Tensor | None = None  # the slot of every row
-    in_place: bool = True  # whether queries lie in the order of the slots
+    order: Tensor | None = None  # the row of every place of every tile, -1 where there is none; None: rows as they are
+    places: Tensor | None = None  # the place of every row
 
     def chunk(self, height: int) -> tuple[int, int]:
         """Slots of a chunk of rows, and its tiles: of a picture all rows of the pixels that a tile has rows of."""
@@ -44,7 +48,7 @@ class Rows(NamedTuple):
         return tiles * height, tiles
 
     def slot(self, row: Tensor) -> Tensor:
-        """The slot of a row, cut to these rows."""
+        """The slot of a row, pixel after pixel, cut to these rows."""
         inner = (row - self.start).clamp(0, self.length)
         if self.edges is None:
             return inner
@@ -86,14 +90,16 @@ def rows_of(edges: np.ndarray, queries: int, height: int, device: torch.device) 
     inner = np.arange(slots)
     real = np.where(inner < sizes[:, None], edges[:-1, None] + inner, -1).reshape(-1)
     order = np.append(real, np.full(-bins % apart * slots, -1))
+    # From [chunks, eights of pixels, eight pixels, turns, rows of a turn]: a tile has the first rows of eight pixels,
+    # then their second rows, and so on; then the next eight pixels.
+    order = order.reshape(-1, apart // 8, 8, slots // TAKEN, TAKEN).transpose(0, 3, 1, 4, 2).reshape(-1)
     places = np.full(queries, 0, np.int32)
     places[order[order >= 0]] = np.flatnonzero(order >= 0)
-    in_place = bool((order == start + np.arange(len(order))).all())
 
     def put(x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(device, torch.int32)
 
-    return Rows(start, length, len(order), bins, slots, put(edges), put(order), put(places), in_place)
+    return Rows(start, length, len(order), bins, slots, put(edges), put(order), put(places))
 
 
 def columns_of(edges: np.ndarray, device: torch.device) -> Columns:
@@ -177,25 +183,71 @@ def one_axis(q: Tensor) -> Tensor:
     return aligned(q.contiguous()).flatten(0, 1)
 
 
+class Band(NamedTuple):
+    """Some places of the rows of a pass, one after the other, in whole chunks."""
+
+    first: int
+    slots: int
+
+
+def bands(q: Tensor, rows: Rows, tiling: Tiling) -> list[Band]:
+    """The bands that a pass over queries `[maps, time, dim]` makes: of a picture no more than is copied at a time."""
+    if rows.order is None:
+        return [Band(0, rows.total)]
+    row = q.shape[0] * _bytes_of_row(q)
+    chunk = rows.chunk(tiling.rows)[0]
+    most = rows.total
+    if row * rows.total > _COPIED:
+        most = max(1, max(_BAND, row * rows.total // 16) // (row * chunk)) * chunk
+    return [Band(first, min(most, rows.total - first)) for first in range(0, rows.total, most)]
+
+
 def at_once(q: Tensor, rows: Rows) -> int:
-    """How many maps of queries `[maps, time, dim]` are brought into the order of the slots at a time."""
-    if rows.in_place:
+    """How many maps of queries `[maps, time, dim]` are brought into the order of the tiles at a time."""
+    if rows.order is None:
         return q.shape[0]
-    wide = -(-q.shape[2] // 8) * 8  # of the copy, wherever queries lie
-    return max(1, _COPIED // max(rows.total * wide * q.element_size(), 1))
+    return max(1, _COPIED // max(rows.total * _bytes_of_row(q), 1))
 
 
-def in_slots(q: Tensor, rows: Rows, first: int) -> Tensor:
-    """Queries of some maps from the first on, in the order of the slots: as they lie, or a copy.
+def _bytes_of_row(q: Tensor) -> int:
+    return -(-q.shape[2] // 8) * 8 * q.element_size()  # of the copy, wherever queries lie
 
-    An empty slot holds zeros: what weighs nothing must be finite too.
+
+@kernel()
+def _pick(
+    FROM, ORDER, TO, from_map: tl.int64, from_row: tl.int64, to_row: tl.int64, slots: tl.int32,
+    D: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of one map, in another order."""
+    map_id = tl.program_id(1).to(tl.int64)
+    slot, dims = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, DIM)
+    row = tl.load(ORDER + slot, mask=slot < slots, other=-1)
+    at = FROM + map_id * (from_map * 8) + row.to(tl.int64)[:, None] * (from_row * 8) + dims[None, :]
+    x = tl.load(at, mask=(row >= 0)[:, None] & (dims < D)[None, :], other=0.0)
+    to = TO + (map_id * slots + slot)[:, None] * (to_row * 8) + dims[None, :]
+    tl.store(to, x, mask=(slot < slots)[:, None] & (dims < D)[None, :])
+
+
+def in_order(q: Tensor, rows: Rows, band: Band) -> Tensor:
+    """Queries `[maps, time, dim]` of a band, in the order of the tiles: as they lie, or a copy.
+
+    A place without a row holds zeros: what weighs nothing must be finite too.
     """
-    if rows.in_place or rows.order is None:
+    if rows.order is None:
         return q if rows.length == q.shape[1] else q[:, rows.start : rows.start + rows.length]
-    wide = q.shape[-1]
-    found = q[first : first + at_once(q, rows)].index_select(1, rows.order.clamp_min(0))
-    found = found.masked_fill_((rows.order < 0)[:, None], 0.0)
-    return found if wide % 8 == 0 else F.pad(found, (0, -wide % 8))[..., :wide]
+    maps, _, dim = q.shape
+    wide = -(-dim // 8) * 8
+    found = torch.empty(maps, band.slots, wide, dtype=q.dtype, device=q.device)
+    launch(
+        _pick,
+        (triton.cdiv(band.slots, 64), maps),
+        {
+            "FROM": q, "ORDER": rows.order[band.first :], "TO": found, "from_map": q.stride(0) // 8,
+            "from_row": q.stride(1) // 8, "to_row": wide // 8, "slots": band.slots,
+        },
+        {"D": dim, "DIM": max(16, triton.next_power_of_2(dim)), "BLOCK": 64},
+    )  # fmt: skip
+    return found[..., :dim]
 
 
 @caches.memo("kernels.copy_engines", 128)
@@ -203,8 +255,12 @@ def _has_copy_engine(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def descriptor(q: Tensor, rows: Rows, height: int) -> Any:
-    """A descriptor by which the copy engine of Hopper and later fetches tiles of a piece of queries; else None."""
+def descriptor(q: Tensor, rows: Rows, height: int, by_registers: bool = False) -> Any:
+    """A descriptor by which the copy engine of Hopper and later fetches tiles of a piece of queries; else None.
+
+    A tile of two axes is multiplied where the engine puts it, and the next one needs room beside it. `by_registers`
+    gives it a third axis: a kernel that folds it up has its tiles in registers, and the next ones take their room.
+    """
     if not q.is_cuda or not _has_copy_engine(q.device):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -212,14 +268,12 @@ def descriptor(q: Tensor, rows: Rows, height: int) -> Any:
     maps, length, dim = q.shape
     by_map, by_row, _ = q.stride()
     wide = max(16, triton.next_power_of_2(dim))
-    if rows.edges is None:
-        return TensorDescriptor(
-            q, [maps, 1, length, 1, dim], [by_map, by_row, by_row, by_row, 1], [1, 1, height, 1, wide]
-        )
-    # A tile is the first rows of eight pixels, then their second rows, and so on; then the next eight pixels.
-    slots, apart = rows.slots, height // TAKEN
-    strides = [by_map, 8 * slots * by_row, by_row, slots * by_row, 1]
-    return TensorDescriptor(q, [maps, length // (8 * slots), slots, 8, dim], strides, [1, apart // 8, TAKEN, 8, wide])
+    if rows.order is None:
+        return TensorDescriptor(q, [maps, length, dim], [by_map, by_row, 1], [1, height, wide])
+    if by_registers:
+        shape, steps = [maps * length // _FOLDED, _FOLDED, dim], [_FOLDED * by_row, by_row, 1]
+        return TensorDescriptor(q, shape, steps, [height // _FOLDED, _FOLDED, wide])
+    return TensorDescriptor(q, [maps * length, dim], [by_row, 1], [height, wide])
 
 
 def default_tiling(dim: int, dtype: torch.dtype) -> Tiling:

@@ -12,7 +12,17 @@ import triton
 from torch import Tensor
 
 from sightline.kernels.launch import launch, on_its_device
-from sightline.kernels.layout import TAKEN, Columns, Rows, Tiling, at_once, descriptor, in_slots, one_axis, tiles_seen
+from sightline.kernels.layout import (
+    TAKEN,
+    Columns,
+    Rows,
+    Tiling,
+    bands,
+    descriptor,
+    in_order,
+    one_axis,
+    tiles_seen,
+)
 from sightline.kernels.map_program import program
 from sightline.kernels.measure import Measured
 from sightline.kernels.row_stats import NOTHING, finish, prepare
@@ -57,24 +67,25 @@ def look(
     before them. Sums of pixels are multiplied by `pixel_unit`; `as_floats` says that no pixel is wider than the columns
     of a program: then they need no whole numbers of 64 bits.
 
-    With more than one of `bins`, max_score gives `largest` `[batch, heads, bins, slots]` instead: the largest log2 of a
-    weight, negated, in each of so many stretches of columns, in the order of `rows`. Of stretches that a row does not
-    see it may hold anything. How wide they are says `bin_width`.
+    With more than one of `bins`, max_score gives `largest` `[batch, heads, bins, places]` instead: the largest log2 of
+    a weight, negated, in each of so many stretches of columns, in the order of the tiles. Of stretches that a row does
+    not see it may hold anything. How wide they are says `bin_width`.
     """
     batch, heads, queries, _ = q.shape
     keys, device = k.shape[2], q.device
     programs = triton.cdiv(columns.length, 2 * tiling.columns)
     bin_parts = -(-2 * programs // bins)
-    largest = None
-    if "max_score" in want:
-        largest = torch.empty(batch, heads, bins, rows.total, dtype=torch.int32, device=device)
-        if bins > 1 and bin_parts > 1:
-            largest.fill_(NOTHING)
-    of_rows = None if bins > 1 else largest
-    added: list[str] = [name for name in ("entropy", "distance", "total") if name in want]
-    lse = lse.contiguous()
-    lse2, sums_of_rows = prepare(lse, rows, len(added), of_rows)
     found: dict[str, Tensor] = {}
+    binned = None
+    if "max_score" in want and bins > 1:
+        binned = found["largest"] = torch.empty(batch, heads, bins, rows.total, dtype=torch.int32, device=device)
+        if bin_parts > 1:
+            binned.fill_(NOTHING)
+    of_rows: list[str] = [name for name in ("entropy", "distance", "total") if name in want]
+    one_largest = "max_score" in want and binned is None
+    for name in (*of_rows, *(["max_score"] if one_largest else [])):
+        found[name] = torch.empty(lse.shape, dtype=torch.float32, device=device)
+    lse = lse.contiguous()
     if "received" in want:
         found["received"] = torch.zeros(batch, heads, keys, dtype=torch.float32, device=device)
     for name in want & {"sums", "maxima"}:
@@ -87,14 +98,14 @@ def look(
         seen = tiles_seen(intervals, rows, columns, tiling, keys - queries, "distance" in want, device)
     rules = Rules(q, k, scale, intervals, starts, table, bias, slopes, softcap)
     given = rules.given | {
-        "L": lse2, "REST": measured.rest, "LARGE": measured.large, "SEEN": seen,
+        "REST": measured.rest, "LARGE": measured.large, "SEEN": seen,
         "WEIGHTS": None if weights is None else weights.float().contiguous(),
-        "ROW_SUMS": sums_of_rows if added else None, "LARGEST": largest, "RECEIVED": found.get("received"),
-        "PIXELS": found.get("sums", found.get("maxima")), "ORDER": rows.order, "COLUMN_PIXELS": columns.pixels,
+        "RECEIVED": found.get("received"), "PIXELS": found.get("sums", found.get("maxima")),
+        "COLUMN_PIXELS": columns.pixels,
         "seen_batch": 0 if seen.shape[0] == 1 else seen.stride(0),
         "fixed": fixed, "fixed_entropy": fixed_entropy, "fixed_distance": fixed_distance, "pixel_unit": pixel_unit,
-        "bins": bins, "bin_parts": bin_parts, "slots": rows.total, "row_start": rows.start, "row_length": rows.length,
-        "row_slots": rows.slots, "row_bins": rows.bins, "tiles_per_chunk": rows.chunk(tiling.rows)[1],
+        "bins": bins, "bin_parts": bin_parts, "row_start": rows.start, "row_length": rows.length,
+        "row_bins": rows.bins, "tiles_per_chunk": rows.chunk(tiling.rows)[1],
         "column_start": columns.start, "column_length": columns.length, "column_bins": columns.bins,
     }  # fmt: skip
     constants = rules.constants | {
@@ -102,32 +113,38 @@ def look(
         "WANT_ENTROPY": "entropy" in want, "WANT_LARGEST": "max_score" in want, "WANT_DISTANCE": "distance" in want,
         "WANT_TOTAL": "total" in want, "WANT_RECEIVED": "received" in want, "WEIGHTED": weights is not None,
         "WANT_SUMS": "sums" in want, "WANT_MAXIMA": "maxima" in want, "AS_FLOATS": as_floats, "BINNED": bins > 1,
-        "PER_ROW": len(added),
+        "PER_ROW": len(of_rows),
     }  # fmt: skip
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages, "maxnreg": tiling.registers}
-    maps, flat = batch * heads, one_axis(q)
-    for first_map in range(0, maps, at_once(flat, rows)):
-        part = in_slots(flat, rows, first_map)
+    every: dict[str, float] = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
+    units = {name: every[name] for name in of_rows}
+    flat, grid = one_axis(q), (batch * heads, programs)
+    for band in bands(flat, rows, tiling):
+        part = in_order(flat, rows, band)
         fetch = descriptor(part, rows, tiling.rows)
-        given |= {"Q": part, "Q_TMA": fetch, "first_map": first_map}
-        given |= {"q_map": part.stride(0) // 8, "q_row": part.stride(1) // 8}
+        largest = torch.empty(batch, heads, band.slots, dtype=torch.int32, device=device) if one_largest else None
+        lse2, sums = prepare(lse, rows, band, len(of_rows), largest)
+        given |= {
+            "Q": part, "Q_TMA": fetch, "q_map": part.stride(0) // 8, "q_row": part.stride(1) // 8, "L": lse2,
+            "ORDER": None if rows.order is None else rows.order[band.first :], "ROW_SUMS": sums if of_rows else None,
+            "LARGEST": largest if binned is None else binned, "slots": band.slots, "first_slot": band.first,
+            "all_slots": rows.total,
+        }  # fmt: skip
         constants["TMA"] = fetch is not None
-        grid = (part.shape[0], programs)
+        # A row's sums lie within four threads, and nowhere else, where the newer matrix unit has a warp for 16 rows.
+        constants["DIRECT"] = fetch is not None and q.dtype != torch.float32 and tiling.rows == 16 * tiling.warps
         launch(program, grid, given, constants | {"RESTED": False}, **options)
         # Maps with measured rows have a launch of their own, which ends at once in all others. Asking waits, so last.
         if measured.some:
             launch(program, grid, given, constants | {"RESTED": True}, **options)
-    units = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
-    found |= finish(lse, measured.rest, rows, sums_of_rows, added, units, of_rows)
-    del given, sums_of_rows  # before more is made
+        finish(lse, measured.rest, rows, band, sums, units, largest, found)
+    del given, sums  # before more is made
     if "sums" in found and not as_floats:
         # In one go; by a number of its own the dtype would be torch's default one, which may be a half.
         unit = torch.tensor(pixel_unit / fixed, dtype=torch.float32, device="cpu")
         found["sums"] = found["sums"] * unit
     if "maxima" in found:
         found["maxima"] = found["maxima"].view(torch.float32)
-    if bins > 1 and largest is not None:
-        found["largest"] = largest
     return found
 
 

@@ -75,17 +75,18 @@ def by_thread(x, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def away(p, parts, place, column, first_column, AT_ONE_SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Sums of weight * |place - column| of a tile, [BM, 4]."""
+def away(p, parts, place, first_column, AT_ONE_SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Sums of weight * |place - column| of a tile whose columns begin at `first_column`, [BM, 4]."""
+    # The offsets of a thread's columns are constants to the compiler.
+    n = tl.arange(0, BN // 4)
+    inner = n // 2 * 8 + n % 2
+    near = (place - first_column)[:, None] - tl.arange(0, 4)[None, :] * 2
     if AT_ONE_SIDE:
-        # |place - column| is a difference then. The offsets of a thread's columns are constants to the compiler.
-        n = tl.arange(0, BN // 4)
-        inner = tl.sum(by_thread(p, BM, BN) * (n // 2 * 8 + n % 2).to(tl.float32)[None, None, :], 2)
-        near = (place - first_column).to(tl.float32)[:, None] - tl.arange(0, 4).to(tl.float32)[None, :] * 2
-        return near * parts - inner
+        # |place - column| is a difference then.
+        return near.to(tl.float32) * parts - tl.sum(by_thread(p, BM, BN) * inner.to(tl.float32)[None, None, :], 2)
     else:
-        far = tl.abs((place[:, None] - column[None, :]).to(tl.float32))
-        return tl.sum(by_thread(p * far, BM, BN), 2)
+        far = tl.abs((near[:, :, None] - inner[None, None, :]).to(tl.float32))
+        return tl.sum(by_thread(p, BM, BN) * far, 2)
 
 
 @triton.jit
@@ -100,28 +101,37 @@ def fold_peaks(p, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def pooled(acc_0, acc_1, pixel_0, pixel_1, first_pixel, AT_ONCE: tl.constexpr, PARTS: tl.constexpr):
+def pooled(found, acc, pixel, first_pixel, AT_ONCE: tl.constexpr, PARTS: tl.constexpr):
     """Sums over the columns of some pixels, from `first_pixel` on: a product with ones where a column is of a pixel.
 
-    A number is the sum of two or three that bfloat16 holds exactly, the last one rounded; so is the product. The
-    interpreter has no bfloat16: there the numbers are taken as they are, with no PARTS.
+    A number is the sum of two or three that bfloat16 holds exactly, the last one rounded; so is the product. Two parts
+    of eight rows take the places of the sixteen rows that a warp has of a tile: so they are multiplied where they are.
+    The interpreter has no bfloat16: there the numbers are taken as they are, with no PARTS.
     """
-    pixel = (first_pixel + tl.arange(0, AT_ONCE))[None, :]
-    ones_0, ones_1 = pixel_0[:, None] == pixel, pixel_1[:, None] == pixel
+    ones = pixel[:, None] == (first_pixel + tl.arange(0, AT_ONCE))[None, :]
     if PARTS == 0:
-        found = tl.dot(acc_0, ones_0.to(tl.float32), input_precision="ieee")
-        return tl.dot(acc_1, ones_1.to(tl.float32), acc=found, input_precision="ieee")
+        return tl.dot(acc, ones.to(tl.float32), acc=found, input_precision="ieee")
+    elif PARTS == 2:
+        return tl.dot(two_parts(acc), ones.to(tl.bfloat16), acc=found)
     else:
-        ones_0, ones_1 = ones_0.to(tl.bfloat16), ones_1.to(tl.bfloat16)
-        high_0, high_1 = upper(acc_0), upper(acc_1)
-        high = tl.dot(as_bfloat16(high_1), ones_1, acc=tl.dot(as_bfloat16(high_0), ones_0))
-        rest_0, rest_1 = acc_0 - high_0, acc_1 - high_1
-        if PARTS == 3:
-            high_0, high_1 = upper(rest_0), upper(rest_1)
-            high += tl.dot(as_bfloat16(high_1), ones_1, acc=tl.dot(as_bfloat16(high_0), ones_0))
-            rest_0, rest_1 = rest_0 - high_0, rest_1 - high_1
-        low = tl.dot(as_bfloat16(rounded(rest_0)), ones_0)
-        return high + tl.dot(as_bfloat16(rounded(rest_1)), ones_1, acc=low)
+        ones = ones.to(tl.bfloat16)
+        high = upper(acc)
+        found = tl.dot(as_bfloat16(high), ones, acc=found)
+        rest = acc - high
+        high = upper(rest)
+        found = tl.dot(as_bfloat16(high), ones, acc=found)
+        return tl.dot(as_bfloat16(rounded(rest - high)), ones, acc=found)
+
+
+@triton.jit
+def two_parts(x):
+    """Of every eight rows the upper parts of their numbers, then what is left of them."""
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    high = upper(x)
+    both = tl.join(as_bfloat16(high), as_bfloat16(rounded(x - high)))
+    both = tl.permute(tl.reshape(both, [rows // 8, 8, columns, 2]), (0, 3, 1, 2))
+    return tl.reshape(both, [2 * rows, columns])
 
 
 @triton.jit
@@ -142,13 +152,13 @@ def as_bfloat16(x):
 
 
 @triton.jit
-def add_up(to, found, AS_FLOATS: tl.constexpr, unit, fixed, ok):
+def add_up(to, found, AS_FLOATS: tl.constexpr, unit, fixed, ok, DIRECT: tl.constexpr = False):
     """Add to pixels in memory: of at most two numbers as they are, of more as whole numbers: the same in any order."""
     ok = ok & (found != 0)
     if AS_FLOATS:
-        tl.atomic_add(to, found * unit, mask=ok, sem="relaxed")
+        add_float(to, found * unit, ok, DIRECT)
     else:
-        tl.atomic_add(to, (found * fixed).to(tl.int64), mask=ok, sem="relaxed")
+        add_whole(to, (found * fixed).to(tl.int64), ok, DIRECT)
 
 
 @triton.jit
@@ -162,6 +172,12 @@ def tile_at(step, above, across, begin, second, third, FIRST_PHASE: tl.constexpr
 
 
 @triton.jit
+def within(seen, first, number):
+    """A tile that the memory names, counted from the first one of so many."""
+    return tl.minimum(tl.maximum(tl.load(seen) - first, 0), number)
+
+
+@triton.jit
 def spread(i, total, program):
     """The order of steps: every program goes through eight at a time in an order of its own.
 
@@ -172,21 +188,107 @@ def spread(i, total, program):
 
 
 @triton.jit
-def in_order(x, MIXED: tl.constexpr, BM: tl.constexpr, TAKEN: tl.constexpr):
-    """What was found for each row of a tile, in the order of the rows: TAKEN rows of a pixel after one another.
-
-    Then they fill whole sectors of memory. In a tile the first row of eight pixels comes first, then their second one.
-    """
-    if MIXED:
-        return tl.permute(tl.reshape(x, [BM // (8 * TAKEN), TAKEN, 8]), (0, 2, 1)).reshape(BM)
-    else:
-        return x
+def halves(x, BM: tl.constexpr, BN: tl.constexpr):
+    """The left and the right half of a tile."""
+    return tl.split(tl.permute(tl.reshape(x, [BM, 2, BN // 2]), (0, 2, 1)))
 
 
 @triton.jit
-def in_order_2(x, MIXED: tl.constexpr, BM: tl.constexpr, TAKEN: tl.constexpr):
-    """The same for two numbers of each row."""
-    if MIXED:
-        return tl.permute(tl.reshape(x, [BM // (8 * TAKEN), TAKEN, 8, 2]), (0, 2, 1, 3)).reshape(BM, 2)
+def two(a, b):
+    """Two tiles as one, side by side."""
+    rows: tl.constexpr = a.shape[0]
+    columns: tl.constexpr = a.shape[1]
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), [rows, 2 * columns])
+
+
+@triton.jit
+def four(a, b, c, d):
+    """Four tiles as one, side by side."""
+    rows: tl.constexpr = a.shape[0]
+    columns: tl.constexpr = a.shape[1]
+    whole = tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 3, 2, 1))
+    return tl.reshape(whole, [rows, 4 * columns])
+
+
+@triton.jit
+def taken_in(
+    t, acc, nearest, chaos, far, total, w, place, first_column,
+    LARGEST: tl.constexpr, ENTROPY: tl.constexpr, DISTANCE: tl.constexpr, TOTAL: tl.constexpr,
+    WEIGHTED: tl.constexpr, ADDED: tl.constexpr, MAXIMA: tl.constexpr, AT_ONE_SIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """What has been found of columns and rows so far, with a tile more, of which there are the logarithms.
+
+    Of wide tiles one half after the other, so that not all logarithms and weights are there at the same time: there are
+    no registers for both, and what is put aside into memory in between costs more than what is computed.
+    """
+    p = tl.exp2(t)
+    if LARGEST:
+        nearest = tl.maximum(nearest, tl.max(by_thread(t, BM, BN), 2))
+    if ENTROPY:
+        chaos += tl.sum(by_thread(p * t, BM, BN), 2)
+    if DISTANCE or TOTAL:
+        parts = tl.sum(by_thread(p, BM, BN), 2)
+        if DISTANCE:
+            far += away(p, parts, place, first_column, AT_ONE_SIDE, BM, BN)
+        if TOTAL:
+            total += parts
+    if WEIGHTED:
+        p = p * w[:, None]
+    if ADDED:
+        acc += fold(p, BM, BN)
+    if MAXIMA:
+        acc = tl.maximum(acc, fold_peaks(p, BM, BN))
+    return acc, nearest, chaos, far, total
+
+
+@triton.jit
+def add_whole(to, x, ok, DIRECT: tl.constexpr):
+    """Add whole numbers of 64 bits to memory.
+
+    DIRECT adds from the threads that have them. By `tl.atomic_add` they first take an order of their own, by way of
+    shared memory and two barriers: in a loop that costs more than all sums.
+    """
+    if DIRECT:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p red.relaxed.gpu.global.add.u64 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,l,r", [to.to(tl.int64), x, ok.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
     else:
-        return x
+        tl.atomic_add(to, x, mask=ok, sem="relaxed")
+
+
+@triton.jit
+def add_float(to, x, ok, DIRECT: tl.constexpr):
+    """The same for numbers of 32 bits."""
+    if DIRECT:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p red.relaxed.gpu.global.add.f32 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,f,r", [to.to(tl.int64), x, ok.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.atomic_add(to, x, mask=ok, sem="relaxed")
+
+
+@triton.jit
+def lower(to, x, ok, DIRECT: tl.constexpr):
+    """Lower what is in memory to whole numbers of 32 bits."""
+    if DIRECT:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p red.relaxed.gpu.global.min.s32 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,r,r", [to.to(tl.int64), x, ok.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.atomic_min(to, x, mask=ok, sem="relaxed")
+
+
+@triton.jit
+def put(to, x, ok, DIRECT: tl.constexpr):
+    """Store whole numbers of 32 bits."""
+    if DIRECT:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,r,r", [to.to(tl.int64), x, ok.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.store(to, x, mask=ok)

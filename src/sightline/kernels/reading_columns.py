@@ -22,12 +22,13 @@ from torch import Tensor
 from sightline.kernels.launch import launch, on_its_device
 from sightline.kernels.layout import (
     TAKEN,
+    Band,
     Columns,
     Rows,
     Tiling,
     at_once,
     descriptor,
-    in_slots,
+    in_order,
     joined,
     one_axis,
     tiles_seen,
@@ -105,14 +106,15 @@ def columns(
     pixels = zeros(rows.bins, across.bins, wanted=pictured, dtype=of_sums if pixel_sums else torch.int32)
     pixels_below = zeros(rows.bins, across.bins, wanted=pixel_largest and signed, dtype=torch.int32)
     factors = _times(reading.factors, weights)
-    lse2, _ = prepare(reading.lse, rows, 0, None)
+    whole = Band(0, rows.total)
+    lse2, _ = prepare(reading.lse, rows, whole, 0, None)
     given = reading.given | {
         "L": lse2, "FACTORS": factors, "SEEN": seen, "ORDER": rows.order, "COLUMN_PIXELS": across.pixels,
         "SUMS": sums, "MAGNITUDES": magnitudes, "ABOVE": above, "BELOW": below,
         "PIXELS": pixels, "PIXELS_BELOW": pixels_below, "seen_batch": 0 if seen.shape[0] == 1 else seen.stride(0),
         "bins": 1 if bins is None else bins.number,
         "bin_parts": 1 if bins is None else bins.width // width,
-        "slots": rows.total, "row_start": rows.start, "row_length": rows.length, "row_slots": rows.slots,
+        "slots": rows.total, "row_start": rows.start, "row_length": rows.length,
         "row_bins": rows.bins, "tiles_per_chunk": rows.chunk(tiling.rows)[1],
         "column_start": across.start, "column_length": across.length, "column_bins": across.bins,
     }  # fmt: skip
@@ -123,7 +125,7 @@ def columns(
         "SIGNED": signed, "AS_FLOATS": layout.as_floats, "PARTS": reading.parts,
     }  # fmt: skip
     flat = [one_axis(x) for x in (q, reading.grad) if x is not None]
-    at_a_time = maps if rows.in_place else max(1, min(at_once(x, rows) for x in flat) // len(flat))
+    at_a_time = min(maps, max(1, min(at_once(x, rows) for x in flat) // len(flat)))
     strongest = None
     if bins is not None:
         at_a_time = min(at_a_time, triton.cdiv(_PROGRAMS, programs))
@@ -132,20 +134,21 @@ def columns(
         some = min(at_a_time, maps - first)
         if bins is not None and strongest is not None and bins.width > width:
             strongest.zero_()  # of a stretch of one program all that is read is written
-        parts = [in_slots(x[first : first + some], rows, 0) for x in flat]
-        fetches = [descriptor(x, rows, tiling.rows) for x in parts]
-        given |= {"Q": parts[0], "Q_TMA": fetches[0], "STRONGEST": strongest, "first_map": first}
-        given |= {"G": parts[-1], "G_TMA": fetches[-1], **_of_maps("q", parts[0]), **_of_maps("g", parts[-1])}
+        parts = [in_order(x[first : first + some], rows, whole) for x in flat]
+        fetches = [descriptor(x, rows, tiling.rows, by_registers=True) for x in parts]
+        every = given | {"Q": parts[0], "Q_TMA": fetches[0], "STRONGEST": strongest, "first_map": first}
+        every |= {"G": parts[-1], "G_TMA": fetches[-1], **_of_maps("q", parts[0]), **_of_maps("g", parts[-1])}
         constants["TMA"] = fetches[0] is not None
         # The numbers of the call are asked for here, and the first time waited for: all else of the launch is there.
         launch(
             program,
             (some, programs),
-            given | {"fixed": _fixed(reading, rows)},
+            every | {"fixed": _fixed(reading, rows)},
             reading.constants | constants,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
         )
+        del every, parts, fetches  # before more is made
         if bins is not None and strongest is not None:
             bins.take(first, strongest[:some])
     found = {name: x for name, x in (("sum", sums), ("magnitude", magnitudes)) if x is not None}

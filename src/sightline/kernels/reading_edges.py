@@ -28,10 +28,12 @@ from sightline.kernels.reading_candidates import NO_BOUND, gather, near
 from sightline.kernels.reading_columns import BINS
 from sightline.kernels.readings import Reading
 from sightline.kernels.top_candidates import NOTHING_LEFT, pack, unpack
-from sightline.kernels.top_keys import PARTS, PROGRAMS, fill_lists, place_lists
+from sightline.kernels.top_keys import PROGRAMS, fill_lists, place_lists
 
 # The most keys per row that the kernels can find.
 MOST = 32
+# Tiles of rows that a program does for the keys and values of one bin.
+PARTS = 8
 # A cell that is computed again may differ in its last bits, and of many numbers that nearly add up to 0 in more.
 _SLACK = tl.constexpr(0.99)
 # Bytes that may be taken beside the results: rows are done in parts.
@@ -156,6 +158,7 @@ def edges(
     unit = PARTS * rows_of_tile
     places = max(4, triton.next_power_of_2(n))
     constants = reading.constants | {"N": places, "BINS": BINS, "UNIT": unit, "PARTS": PARTS}
+    near_tile = constants | {"BM": 16, "BN": 32}
     if not constants["TABLE"]:
         if first_map == 0:
             # Rows of all maps at once: what takes long is one tile after the other, not how many rows there are.
@@ -163,8 +166,7 @@ def edges(
                 "first_map": 0, "first_row": 0, "rows": queries, "n": n, "width": width, "BOUND": None,
                 "TOP_KEYS": results[0], "TOP_CELLS": results[1],
             }  # fmt: skip
-            grid = (triton.cdiv(queries, 16), q.shape[0] * q.shape[1])
-            launch(near, grid, every, constants | {"BM": 16, "BN": 32}, num_warps=1)
+            launch(near, (triton.cdiv(queries, 16), q.shape[0] * q.shape[1]), every, near_tile, num_warps=1)
         if keys <= n * width:
             return
     for start, some in parts_of(queries, maps, places):
@@ -192,7 +194,7 @@ def edges(
             num_warps=1,
         )
         if constants["TABLE"]:
-            launch(near, (triton.cdiv(some, 16), maps), given, constants | {"BM": 16, "BN": 32}, num_warps=1)
+            launch(near, (triton.cdiv(some, 16), maps), given, near_tile, num_warps=1)
         if keys <= n * width:
             continue
         # Lists begin at whole units of rows.

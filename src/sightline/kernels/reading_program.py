@@ -23,7 +23,6 @@ from sightline.kernels.map_tile import (
     by_thread,
     fold,
     fold_peaks,
-    in_order,
     keys_of_block,
     rounded,
     upper,
@@ -42,7 +41,7 @@ def program(
     bias_batch: tl.int64, bias_head: tl.int64, bias_row: tl.int64, bias_column: tl.int64,
     first_map: tl.int32, heads: tl.int32, groups: tl.int32, queries: tl.int32, keys: tl.int32,
     scale2: tl.float32, cap2: tl.float32, fixed: tl.float32, bins: tl.int32, bin_parts: tl.int32,
-    slots: tl.int32, row_start: tl.int32, row_length: tl.int32, row_slots: tl.int32, row_bins: tl.int32,
+    slots: tl.int32, row_start: tl.int32, row_length: tl.int32, row_bins: tl.int32,
     tiles_per_chunk: tl.int32, column_start: tl.int32, column_length: tl.int32, column_bins: tl.int32,
     D: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, VDIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     TAKEN: tl.constexpr, TMA: tl.constexpr, OF: tl.constexpr, FACTORED: tl.constexpr, RESTED: tl.constexpr,
@@ -105,7 +104,7 @@ def program(
             rounds, turns = steps // tiles_per_chunk, tiles_per_chunk
         for round in tl.range(0, rounds):
             r = tl.arange(0, BM)
-            chunk, slot_0, row_0 = 0, r, r
+            chunk, tile, row_0 = 0, 0, r
             if pictured:
                 sums, magnitudes = tl.zeros([HALF, BN], tl.float32), tl.zeros([HALF, BN], tl.float32)
                 above, below = tl.zeros([HALF, BN], tl.float32), tl.zeros([HALF, BN], tl.float32)
@@ -114,27 +113,25 @@ def program(
                 if phase == 0:
                     tile = tl.where(step < part, tiles_begin + step, full_end + (step - part))
                 chunk = tile // tiles_per_chunk
-                # Rows r and r + 8 of 16 are of the same pixel, and 8 rows after one another of 8 pixels.
-                slot_0 = (chunk * HALF + r // (8 * TAKEN) * 8 + r % 8) * row_slots + r // 8 % TAKEN
-                row_0 = tl.load(ORDER + slot_0)
+                tile = chunk * tiles_per_chunk
+                row_0 = tl.load(ORDER + tile * BM + r)
+            first_tile = tile
             for turn in tl.range(0, turns):
-                tile = 0
-                if pictured:
-                    slot = slot_0 + turn * TAKEN
-                else:
+                tile = first_tile + turn
+                if not pictured:
                     tile = full_begin + turn
                     if phase == 0:
                         tile = tl.where(turn < part, tiles_begin + turn, full_end + (turn - part))
-                    slot = tile * BM + r
-                # Of a slot without a row the lse is such that it weighs nothing; it may have any row.
+                slot = tile * BM + r
+                # Of a place without a row the lse is such that it weighs nothing; it may have any row.
                 row = tl.minimum(row_0 + turn * TAKEN if pictured else row_start + slot, queries - 1)
                 row = tl.maximum(row, 0) if pictured else row
                 at_row = map_id * queries + row
                 if TMA:
                     if pictured:
-                        q = Q_TMA.load([own, chunk * (HALF // 8), turn * TAKEN, 0, 0])
+                        q = Q_TMA.load([(own * slots + tile * BM) // 32, 0, 0])
                     else:
-                        q = Q_TMA.load([own, 0, tile * BM, 0, 0])
+                        q = Q_TMA.load([own, tile * BM, 0])
                     q = q.reshape(BM, DIM)
                 else:
                     at = Q + own * (q_map * 8) + slot.to(tl.int64)[:, None] * (q_row * 8) + dims[None, :]
@@ -143,9 +140,9 @@ def program(
                 if OF >= 2:
                     if TMA:
                         if pictured:
-                            g = G_TMA.load([own, chunk * (HALF // 8), turn * TAKEN, 0, 0])
+                            g = G_TMA.load([(own * slots + tile * BM) // 32, 0, 0])
                         else:
-                            g = G_TMA.load([own, 0, tile * BM, 0, 0])
+                            g = G_TMA.load([own, tile * BM, 0])
                         g = g.reshape(BM, VDIM)
                     else:
                         at = G + own * (g_map * 8) + slot.to(tl.int64)[:, None] * (g_row * 8) + wide[None, :]
@@ -164,7 +161,7 @@ def program(
                         limit = tl.minimum(tl.load(STOP + b * interval_batch + row), last_column)
                     if STARTS:
                         first = tl.load(FIRST + b * interval_batch + row)
-                    # The row of a slot without one is another's: it may see what is not finite.
+                    # The row of a place without one is another's: it may see what is not finite.
                     limit = tl.where(lse2 > -HIDDEN / 2, 0, limit)
                 x, _ = cells(q, k, g, v, lse2, rest, along, factor, size, row, row + (keys - queries), begin, column,
                              column_ok, first, limit, slope, table, bias, scale2, cap2,
@@ -172,15 +169,12 @@ def program(
                              TABLE, BIAS, ALIBI, SOFTCAP, PRECISION, V_PRECISION)  # fmt: skip
                 if WANT_BINS:
                     most = tl.max(tl.max(by_thread(tl.abs(x), BM, BN), 2), 1)
-                    # Sizes order like their bits. In the order of the slots they fill whole sectors of memory.
-                    bits = in_order(most, pictured, BM, TAKEN).to(tl.int32, bitcast=True)
-                    to = slot
-                    if pictured:
-                        to = (chunk * HALF + r // TAKEN) * row_slots + turn * TAKEN + r % TAKEN
+                    # Sizes order like their bits.
+                    bits = most.to(tl.int32, bitcast=True)
                     if bin_parts == 1:
-                        tl.store(strongest_of + to, bits)
+                        tl.store(strongest_of + slot, bits)
                     else:
-                        tl.atomic_max(strongest_of + to, bits, sem="relaxed")
+                        tl.atomic_max(strongest_of + slot, bits, sem="relaxed")
                 if summed:
                     sums += fold(x, BM, BN)
                 if WANT_MAGNITUDES:
