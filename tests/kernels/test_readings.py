@@ -254,6 +254,25 @@ def test_numbers_are_read_once_when_the_first_pass_is_ready_for_its_launch(monke
         assert "launch" not in seen
 
 
+@pytest.mark.parametrize("mask", [None, sl.window(9)], ids=str)
+def test_a_band_of_rows_after_the_other(mask, monkeypatch):
+    """Queries and gradients of a long text are copied band by band; the strongest cells need all of its stretches."""
+    levels, extra, _ = a_pass(1, 1, 80, 75, mask=mask)
+    requests = [
+        sl.Received(of="influence", reduce="magnitude"),
+        sl.Picture(40, 9, of="influence"),
+        sl.Top(3, of="influence"),
+    ]
+    job, made = plan._plan(levels.call, requests), []
+    whole = gpu_readings.run(levels, job, extra)
+    monkeypatch.setattr(reading_columns, "_ROWS", 32)
+    monkeypatch.setattr(reading_columns, "bands_of", lambda *given: made.append(layout.bands_of(*given)) or made[-1])
+    banded = gpu_readings.run(levels, job, extra)
+    assert max(len(some) for some in made) > 2
+    for one, other in zip(tree_leaves(whole), tree_leaves(banded), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
 def test_equal_cells_are_ranked_by_their_keys():
     levels, extra, _ = a_pass(1, 1, 5, 40)
     q, k = torch.zeros_like(levels.call.q), torch.zeros_like(levels.call.k)

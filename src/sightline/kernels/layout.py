@@ -192,14 +192,17 @@ class Band(NamedTuple):
 
 def bands(q: Tensor, rows: Rows, tiling: Tiling) -> list[Band]:
     """The bands that a pass over queries `[maps, time, dim]` makes: of a picture no more than is copied at a time."""
-    if rows.order is None:
-        return [Band(0, rows.total)]
     row = q.shape[0] * _bytes_of_row(q)
+    if rows.order is None or row * rows.total <= _COPIED:
+        return [Band(0, rows.total)]
+    return bands_of(max(_BAND, row * rows.total // 16) // row, rows, tiling)
+
+
+def bands_of(most: int, rows: Rows, tiling: Tiling) -> list[Band]:
+    """All places of some rows, in bands of at most so many, but of one chunk at least."""
     chunk = rows.chunk(tiling.rows)[0]
-    most = rows.total
-    if row * rows.total > _COPIED:
-        most = max(1, max(_BAND, row * rows.total // 16) // (row * chunk)) * chunk
-    return [Band(first, min(most, rows.total - first)) for first in range(0, rows.total, most)]
+    step = max(1, most // chunk) * chunk
+    return [Band(first, min(step, rows.total - first)) for first in range(0, rows.total, step)]
 
 
 def at_once(q: Tensor, rows: Rows) -> int:

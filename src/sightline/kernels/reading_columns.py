@@ -27,6 +27,7 @@ from sightline.kernels.layout import (
     Rows,
     Tiling,
     at_once,
+    bands_of,
     descriptor,
     in_order,
     joined,
@@ -39,6 +40,8 @@ from sightline.kernels.row_stats import prepare
 
 # Stretches of columns whose largest cells are kept, at most; and programs that fill a GPU about twice.
 BINS, _PROGRAMS = 128, 512
+# Rows of a picture whose queries and gradients are copied at a time, of as many maps as are done at once.
+_ROWS = 1 << 15
 # Bytes of what is kept of the stretches of one map; more where its queries have more.
 _KEPT = 16 << 20
 
@@ -106,15 +109,13 @@ def columns(
     pixels = zeros(rows.bins, across.bins, wanted=pictured, dtype=of_sums if pixel_sums else torch.int32)
     pixels_below = zeros(rows.bins, across.bins, wanted=pixel_largest and signed, dtype=torch.int32)
     factors = _times(reading.factors, weights)
-    whole = Band(0, rows.total)
-    lse2, _ = prepare(reading.lse, rows, whole, 0, None)
     given = reading.given | {
-        "L": lse2, "FACTORS": factors, "SEEN": seen, "ORDER": rows.order, "COLUMN_PIXELS": across.pixels,
+        "FACTORS": factors, "SEEN": seen, "COLUMN_PIXELS": across.pixels,
         "SUMS": sums, "MAGNITUDES": magnitudes, "ABOVE": above, "BELOW": below,
         "PIXELS": pixels, "PIXELS_BELOW": pixels_below, "seen_batch": 0 if seen.shape[0] == 1 else seen.stride(0),
         "bins": 1 if bins is None else bins.number,
         "bin_parts": 1 if bins is None else bins.width // width,
-        "slots": rows.total, "row_start": rows.start, "row_length": rows.length,
+        "all_slots": rows.total, "row_start": rows.start, "row_length": rows.length,
         "row_bins": rows.bins, "tiles_per_chunk": rows.chunk(tiling.rows)[1],
         "column_start": across.start, "column_length": across.length, "column_bins": across.bins,
     }  # fmt: skip
@@ -134,21 +135,27 @@ def columns(
         some = min(at_a_time, maps - first)
         if bins is not None and strongest is not None and bins.width > width:
             strongest.zero_()  # of a stretch of one program all that is read is written
-        parts = [in_order(x[first : first + some], rows, whole) for x in flat]
-        fetches = [descriptor(x, rows, tiling.rows, by_registers=True) for x in parts]
-        every = given | {"Q": parts[0], "Q_TMA": fetches[0], "STRONGEST": strongest, "first_map": first}
-        every |= {"G": parts[-1], "G_TMA": fetches[-1], **_of_maps("q", parts[0]), **_of_maps("g", parts[-1])}
-        constants["TMA"] = fetches[0] is not None
-        # The numbers of the call are asked for here, and the first time waited for: all else of the launch is there.
-        launch(
-            program,
-            (some, programs),
-            every | {"fixed": _fixed(reading, rows)},
-            reading.constants | constants,
-            num_warps=tiling.warps,
-            num_stages=tiling.stages,
-        )
-        del every, parts, fetches  # before more is made
+        lse = reading.lse.view(1, maps, queries)[:, first : first + some]
+        for band in [Band(0, rows.total)] if rows.order is None else bands_of(_ROWS, rows, tiling):
+            parts = [in_order(x[first : first + some], rows, band) for x in flat]
+            fetches = [descriptor(x, rows, tiling.rows, by_registers=True) for x in parts]
+            every = given | {
+                "L": prepare(lse, rows, band, 0, None)[0], "STRONGEST": strongest, "first_map": first,
+                "ORDER": None if rows.order is None else rows.order[band.first :], "slots": band.slots,
+                "first_slot": band.first, "Q": parts[0], "Q_TMA": fetches[0], "G": parts[-1], "G_TMA": fetches[-1],
+                **_of_maps("q", parts[0]), **_of_maps("g", parts[-1]),
+            }  # fmt: skip
+            constants["TMA"] = fetches[0] is not None
+            # The numbers of the call are asked for here, and first waited for: all else of the launch is there.
+            launch(
+                program,
+                (some, programs),
+                every | {"fixed": _fixed(reading, rows)},
+                reading.constants | constants,
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
+            )
+            del every, parts, fetches  # before more is made
         if bins is not None and strongest is not None:
             bins.take(first, strongest[:some])
     found = {name: x for name, x in (("sum", sums), ("magnitude", magnitudes)) if x is not None}

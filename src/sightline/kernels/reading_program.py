@@ -26,6 +26,7 @@ from sightline.kernels.map_tile import (
     keys_of_block,
     rounded,
     upper,
+    within,
 )
 from sightline.kernels.reading_tile import cells, values_of_block
 
@@ -41,7 +42,8 @@ def program(
     bias_batch: tl.int64, bias_head: tl.int64, bias_row: tl.int64, bias_column: tl.int64,
     first_map: tl.int32, heads: tl.int32, groups: tl.int32, queries: tl.int32, keys: tl.int32,
     scale2: tl.float32, cap2: tl.float32, fixed: tl.float32, bins: tl.int32, bin_parts: tl.int32,
-    slots: tl.int32, row_start: tl.int32, row_length: tl.int32, row_bins: tl.int32,
+    slots: tl.int32, first_slot: tl.int64, all_slots: tl.int64, row_start: tl.int32, row_length: tl.int32,
+    row_bins: tl.int32,
     tiles_per_chunk: tl.int32, column_start: tl.int32, column_length: tl.int32, column_bins: tl.int32,
     D: tl.constexpr, DIM: tl.constexpr, DV: tl.constexpr, VDIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     TAKEN: tl.constexpr, TMA: tl.constexpr, OF: tl.constexpr, FACTORED: tl.constexpr, RESTED: tl.constexpr,
@@ -71,12 +73,10 @@ def program(
     v, size = values_of_block(values, SIZES, map_id, column, column_ok, v_row, keys, DV, VDIM, OF)
     # Tiles of rows that see a part of these columns, and between them those that see all of them.
     seen = SEEN + b * seen_batch + block * 6
-    tiles_begin, full_begin, full_end, tiles_end = (
-        tl.load(seen),
-        tl.load(seen + 1),
-        tl.load(seen + 4),
-        tl.load(seen + 5),
-    )
+    first_tile, tiles = (first_slot // BM).to(tl.int32), slots // BM
+    first_chunk = first_tile // tiles_per_chunk
+    tiles_begin, full_begin = within(seen, first_tile, tiles), within(seen + 1, first_tile, tiles)
+    full_end, tiles_end = within(seen + 4, first_tile, tiles), within(seen + 5, first_tile, tiles)
     slope = 0.0
     if ALIBI:
         slope = tl.load(SLOPES + h) * 1.4426950408889634
@@ -91,7 +91,8 @@ def program(
     dims, wide = tl.arange(0, DIM), tl.arange(0, VDIM)
     last_slot = slots if pictured else row_length
     of_map = map_id * keys
-    strongest_of = STRONGEST + (own.to(tl.int64) * bins + block // bin_parts) * slots
+    lse_of = L + own.to(tl.int64) * slots
+    strongest_of = STRONGEST + (own.to(tl.int64) * bins + block // bin_parts) * all_slots + first_slot
     sums, magnitudes = tl.zeros([HALF, BN], tl.float32), tl.zeros([HALF, BN], tl.float32)
     above, below = tl.zeros([HALF, BN], tl.float32), tl.zeros([HALF, BN], tl.float32)
     for phase in tl.static_range(2):
@@ -115,9 +116,9 @@ def program(
                 chunk = tile // tiles_per_chunk
                 tile = chunk * tiles_per_chunk
                 row_0 = tl.load(ORDER + tile * BM + r)
-            first_tile = tile
+            begins = tile
             for turn in tl.range(0, turns):
-                tile = first_tile + turn
+                tile = begins + turn
                 if not pictured:
                     tile = full_begin + turn
                     if phase == 0:
@@ -147,7 +148,7 @@ def program(
                     else:
                         at = G + own * (g_map * 8) + slot.to(tl.int64)[:, None] * (g_row * 8) + wide[None, :]
                         g = tl.load(at, mask=(slot < last_slot)[:, None] & (wide[None, :] < DV), other=0.0)
-                lse2 = tl.load(L + map_id * slots + slot)
+                lse2 = tl.load(lse_of + slot)
                 rest, along, factor = lse2, lse2, lse2
                 if RESTED:
                     rest = tl.load(REST + at_row)
@@ -194,7 +195,7 @@ def program(
                     _raise(ABOVE + of_map + column, tl.max(above, 0), column_ok)
                     if SIGNED:
                         _raise(BELOW + of_map + column, tl.max(below, 0), column_ok)
-                to_pixel = chunk * HALF + tl.arange(0, HALF)
+                to_pixel = (first_chunk + chunk) * HALF + tl.arange(0, HALF)
                 line = pixels_of + to_pixel.to(tl.int64) * column_bins
                 if PIXEL_SUMS:
                     for across in tl.range(first_pixel, last_pixel, AT_ONCE):
