@@ -116,7 +116,8 @@ class Watcher(Passing, Following, Repeating, Slicing):
             stack.enter_context(compiled.standing_in(regions))
             inside = {id(part) for region in regions for part in region.parts()}
             stack.callback(self._unhook)
-            self.hook(stack, [module for module in every if id(module) not in inside])
+            self.inner = self.hook(stack, [module for module in every if id(module) not in inside])
+            stack.callback(self.hushed.clear)
             scripted.listen(stack, every, self._scripted)
             active.push(self)
             stack.callback(active.drop, self)
@@ -175,6 +176,7 @@ class Watcher(Passing, Following, Repeating, Slicing):
     def note(self, name: str, first_query: int, end_key: int) -> str:
         """A call of a layer, watched or not: what it is called, and whether it goes on with what was there."""
         if not self.depth and name in self.hookless:
+            self.listening.wakes(self)
             self._begins()
         self.counts[name] = self.counts.get(name, 0) + 1
         self.listening.names.add(name)

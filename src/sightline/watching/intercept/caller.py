@@ -7,7 +7,7 @@ called from. Nothing is installed in the model, and other threads have other sta
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -114,9 +114,16 @@ def common(one: str, other: str, names: dict[int, str]) -> str:
 
 def inside(name: str, module: str) -> bool:
     """Whether a function of this name, of a module whose path begins so, is running."""
+    return bool(names_inside((name,), module))
+
+
+def names_inside(names: Collection[str], module: str) -> set[str]:
+    """Which functions of these names, of a module whose path begins so, are running."""
+    found: set[str] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == name and str(frame.f_globals.get("__name__", "")).startswith(module):
-            return True
+        name = frame.f_code.co_name
+        if name in names and str(frame.f_globals.get("__name__", "")).startswith(module):
+            found.add(name)
         frame = frame.f_back
-    return False
+    return found
