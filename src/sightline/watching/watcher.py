@@ -45,6 +45,7 @@ from sightline.watching.tokens import Reader
 if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.masks import Mask
+    from sightline.watching.record.decoding_steps import Block
 
 
 class Watcher(Passing, Following, Repeating, Slicing):
@@ -193,17 +194,37 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.reader.settle(self.continues)
         return full
 
-    def takes(self, module: nn.Module, step: bool) -> bool:
-        """Whether the account of a call is all that is wanted of it, and is made of what its kernel says.
+    def note_next(self, name: str, keys: int, block: Block) -> bool:
+        """Note the only call of a layer in this pass, a step that goes on where the block ends, if it does.
+
+        What `note` would ask of every call is the same for all layers of such a pass.
+        """
+        before = self.ends.get(name)
+        if before is None or before[0] == self.passes or before[1] != keys - 1 or self.counts.get(name):
+            return False
+        if self.lost or self.search or self.over or not self.depth or name in self.said:
+            return False
+        if not self.continues:  # the first layer of this pass
+            self.continues = True
+            self.reader.settle(True)
+        if self.ids_fit(name, block.call.sizes.batch[0], keys) != block.with_ids:
+            return False
+        self.counts[name] = 1
+        self.listening.names.add(name)
+        self.ends[name] = (self.passes, keys)
+        return True
+
+    def takes(self, module: nn.Module, step: bool) -> str | None:
+        """The name of a module, if the account of its call is all that is wanted, and is made of what its kernel says.
 
         Of a step of a generation that may be as the one before it nothing more is asked.
         """
         name = self.names.get(id(module))
-        if self.deep or self.compact or torch.is_grad_enabled() or name is None:
-            return False
+        if name is None or self.deep or self.compact or torch.is_grad_enabled():
+            return None
         if step:
-            return name in self.gather.blocks
-        return not module.training and numberless.why_not() is None and self.wants(name)
+            return name if name in self.gather.blocks else None
+        return name if not module.training and numberless.why_not() is None and self.wants(name) else None
 
     def goes_on(self, name: str, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it, if it is."""

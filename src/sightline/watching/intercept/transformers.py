@@ -36,6 +36,7 @@ from sightline.watching.intercept.transformers_masks import LazyMask, Span, read
 if TYPE_CHECKING:
     from sightline.backends.call import BiasLike
     from sightline.watching.intercept.looked import Looked
+    from sightline.watching.intercept.mask_tables import Tables
     from sightline.watching.watcher import Watcher
 
 
@@ -64,7 +65,8 @@ def _standing_in(find: Any, get: Any, get_mask: Any, lazy: frozenset) -> tuple[C
     """What stands in for the look-ups: the same functions every time, so that what was compiled with them stays."""
 
     def find_watched(self: Any, name: str, default: Callable) -> Callable:
-        return _attending(find(self, name, default), name)
+        found: Callable = find(self, name, default)
+        return found if type(found) is Attending else _attending(found, name)  # it asks `__getitem__` itself
 
     @functools.wraps(get)
     def get_watched(self: Any, name: str) -> Callable:
@@ -129,10 +131,10 @@ class Attending:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if attention_mask is None and not args and self._catching is not None and kwargs.get("cache") is None:
+        if attention_mask is None and not args and self._catching is not None and _are_plain(kwargs):
             watcher = active.sleeper()
-            if watcher is not None and watcher.takes(module, query.shape[-2] == 1) and not _options(kwargs):
-                return self._unmasked(watcher, module, (query, key, value), kwargs)
+            if watcher is not None and (name := watcher.takes(module, query.shape[-2] == 1)) is not None:
+                return self._unmasked(watcher, name, module, (query, key, value), kwargs)
         who = audience(module, given=query)
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
         if who is None:
@@ -165,22 +167,27 @@ class Attending:
                 return self.function(module, query, key, value, mask, *args, **kwargs)
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
 
-    def _unmasked(self, watcher: Watcher, module: nn.Module, given: tuple[Tensor, Tensor, Tensor], kwargs: dict) -> Any:
+    def _unmasked(
+        self, watcher: Watcher, name: str, module: nn.Module, given: tuple[Tensor, Tensor, Tensor], kwargs: dict
+    ) -> Any:
         """A call without a mask in a pass that need not be heard: its kernel says all that there is to be known."""
         query, key, value = given
         assert self._catching is not None
-        caught.taken()  # what a call that ended in an error has left
+        caught.found = None  # what a call that ended in an error has left
         with active.quiet():
-            result = self._catching(module, *given, None, **kwargs)
-        lse, keys, flag = caught.taken()
-        scale, name, queries = kwargs.get("scaling"), watcher.names[id(module)], query.shape[-2]
+            result = self._catching(module, query, key, value, None, **kwargs)
+        found, caught.found = caught.found, None
+        if found is None:
+            why = "was given to a function of transformers that called none of torch's"
+            Audience(module, [(watcher, name)]).miss(why, -1, key.shape[-2])
+            return result
+        lse, keys, flag = found
+        scale, queries = kwargs.get("scaling"), query.shape[-2]
         if lse is not None and queries == 1 and watcher.goes_on(name, query, key, value, lse, scale):
             return result
         who = Audience(module, [(watcher, name)])
-        if keys is None:
-            who.miss("was given to a function of transformers that called none of torch's", -1, key.shape[-2])
-            return result
-        key = key[..., :keys, :]  # of a static cache, what is behind these queries is not there yet
+        if keys < key.shape[-2]:
+            key = key[..., :keys, :]  # of a static cache, what is behind these queries is not there yet
         mask = causal("end" if queries == keys else "start") if flag else None
         who.record(look(query, key, key, mask, None, scale, position(who, queries, keys, flag, None), 0, lse))
         return result
@@ -313,6 +320,15 @@ def _edited(who: Audience, looked: Looked, given: tuple, run: Callable, result: 
     return (out, weights if edited.weights is None else edited.weights, *result[2:])
 
 
+# What transformers' attention functions may be given beyond q, k, v and a mask that changes the call.
+_MORE = ("softcap", "s_aux", "position_bias", "cache")
+
+
+def _are_plain(kwargs: dict) -> bool:
+    """Whether none of it is given."""
+    return kwargs.keys().isdisjoint(_MORE) or all(kwargs.get(name) is None for name in _MORE)
+
+
 def _options(kwargs: dict) -> dict[str, Any]:
     """What transformers' attention functions take beyond the usual, in Sightline's words."""
     found = {"softcap": kwargs.get("softcap"), "sinks": kwargs.get("s_aux"), "bias": kwargs.get("position_bias")}
@@ -343,6 +359,9 @@ def _masking(function: Callable, lazy: frozenset) -> Callable:
         return function
     if function not in lazy or not active.watches() or numberless.why_not() is not None:
         return function
+    sleeper = active.sleeper()
+    if sleeper is not None and sleeper.depth and not sleeper.compact:
+        return partial(_telling, function, [sleeper.tables])  # its own pass is on, and nobody else's
     names: dict[int, str] = {}
     for watcher in active.watches():
         names.update(watcher.names)
@@ -350,21 +369,15 @@ def _masking(function: Callable, lazy: frozenset) -> Callable:
     watchers = [watcher for watcher in active.watches() if module is not None and watcher.name_of(module) is not None]
     if not watchers:
         return function
-    if (sleeper := active.sleeper()) is not None:
+    if sleeper is not None:
         sleeper.listening.wakes(sleeper)  # a mask that is made between two steps may be written into before the next
+    if not any(watcher.compact for watcher in watchers):
+        return partial(_telling, function, [watcher.tables for watcher in watchers])
 
     @functools.wraps(function)
     def rule(*args: Any, **kwargs: Any) -> Any:
         arguments = _named(function, args, kwargs)
         span = read_span(arguments)
-        if not any(watcher.compact for watcher in watchers):
-            table = function(*args, **kwargs)
-            if isinstance(table, Tensor) and table.dim() == 4:
-                with torch.no_grad():
-                    mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
-                    for watcher in watchers:
-                        watcher.tables.tell(table, mask, used)
-            return table
         mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
         if _is_plain(arguments, mask, used, span, function):
             return None
@@ -376,6 +389,18 @@ def _masking(function: Callable, lazy: frozenset) -> Callable:
         return LazyMask.of(mask, used, span.keys, lambda: function(*now, **named), dtype)
 
     return rule
+
+
+def _telling(function: Callable, tables: list[Tables], /, *args: Any, **kwargs: Any) -> Any:
+    """What a mask function gives, whose rule is then known; where it writes no table there is nothing to be known."""
+    table = function(*args, **kwargs)
+    if isinstance(table, Tensor) and table.dim() == 4:
+        arguments = _named(function, args, kwargs)
+        with torch.no_grad():
+            found = read_used(arguments["mask_function"], arguments.get("attention_mask"), read_span(arguments))
+            for each in tables:
+                each.tell(table, *found)
+    return table
 
 
 def _is_plain(arguments: dict, mask: Mask | None, used: Span, span: Span, function: Callable) -> bool:
