@@ -72,11 +72,10 @@ class Passing:
         if self.deeper.norms is not None:
             self.deeper.norms.hook(stack, open_to_hooks)
         hooks: list[tuple[nn.Module, int]] = []
+        stack.callback(_take_off, hooks)
         for module in open_to_hooks:
             if module is root or module._modules:
-                handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
-                stack.callback(handle.remove)
-                hooks.append((module, handle.id))
+                hooks.append((module, _put_on(module, self._before, hooks[0][1] if hooks else None)))
                 if self.influence is not None:  # what runs again for its gradients is left by every module
                     stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
         return hooks
@@ -136,12 +135,13 @@ class Passing:
             self.listening.wakes(cast("Watcher", self))
             self.reader.skip()
             return told
-        if outermost:
-            self.follow_image(args, kwargs)
-        if module is self.encoder:
-            self.reader.encodes(args, kwargs)
-        elif module is self.decoder or (outermost and self.decoder is None):
-            self.reader.begins(args, kwargs)
+        with torch._C.DisableTorchFunction():  # what is asked here is of no interest to any mode
+            if outermost:
+                self.follow_image(args, kwargs)
+            if module is self.encoder:
+                self.reader.encodes(args, kwargs)
+            elif module is self.decoder or (outermost and self.decoder is None):
+                self.reader.begins(args, kwargs)
         if outermost and self.tables.changing:
             self.listening.wakes(cast("Watcher", self))
         elif outermost:
@@ -193,3 +193,21 @@ class Passing:
         self.moved, self.own = {}, {}
         if self.writer is not None:
             self.writer.maybe_write()
+
+
+def _put_on(module: nn.Module, hook: Callable, key: int | None) -> int:
+    """Put a hook before a module, under the number that it has at another module, and say which.
+
+    Torch gives a number that no other hook has to the first one; for all of them that would take four times as long.
+    """
+    if key is None:
+        return module.register_forward_pre_hook(hook, with_kwargs=True).id
+    module._forward_pre_hooks[key] = hook
+    module._forward_pre_hooks_with_kwargs[key] = True
+    return key
+
+
+def _take_off(hooks: list[tuple[nn.Module, int]]) -> None:
+    for module, key in hooks:
+        module._forward_pre_hooks.pop(key, None)
+        module._forward_pre_hooks_with_kwargs.pop(key, None)

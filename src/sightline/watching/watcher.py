@@ -65,6 +65,7 @@ class Watcher(Passing, Following, Repeating, Slicing):
         influence: bool = False,
         keep_output: bool = False,
         runs: int | None = 1,
+        every: list[tuple[str, nn.Module]] | None = None,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
         self.keep, self.compact, self.reader, self.runs = keep, compact, reader, runs
@@ -72,7 +73,8 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.deeper = Deeper(wanted, names, keep, influence, keep_output)
         self.deep, self.influence = self.deeper.on, self.deeper.influence
         self.encoder, self.decoder = hf.halves(inner(model))
-        self.every = [module for _, module in every_module(inner(model))]
+        known = every is not None and inner(model) is model
+        self.every = [module for _, module in (every if known and every else every_module(inner(model)))]
         self.seen = Seen(meta=about(model, self.every), reader=reader, influence=self.influence)
         self.thread = threading.get_ident()
         self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
@@ -84,6 +86,8 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
+        # The form of a call of which only the kernel was asked, and what was found out of it, without its tensors.
+        self.alike: tuple[tuple, Call] | None = None
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
         self.begin_following()
@@ -207,7 +211,9 @@ class Watcher(Passing, Following, Repeating, Slicing):
         if not self.continues:  # the first layer of this pass
             self.continues = True
             self.reader.settle(True)
-        if self.ids_fit(name, block.call.sizes.batch[0], keys) != block.with_ids:
+        ids = self.reader.ids if self.encoder is None else self._ids(name)
+        fit = self.wanted.shares and ids is not None and ids.shape == (*block.call.sizes.batch, keys)
+        if fit != block.with_ids:
             return False
         self.counts[name] = 1
         self.listening.names.add(name)

@@ -14,18 +14,23 @@ from typing import Any
 from torch import nn
 
 
-def names_of(model: nn.Module) -> dict[int, str]:
+def names_of(model: nn.Module, every: list[tuple[str, nn.Module]] | None = None) -> dict[int, str]:
     """The path of every module by its identity; a module with several paths has its first.
+
+    `every` is what `every_module` gave of it, if that is known.
 
     >>> sorted(names_of(nn.Sequential(nn.Linear(2, 2))).values())
     ['0', 'Sequential']
     """
     # The parts that torch.compile and data parallelism wrap around a model are no part of its paths.
     found: dict[int, str] = {}
-    for path, module in every_module(model):
+    for path, module in every_module(model) if every is None else every:
         if "_orig_mod" in path:
             path = ".".join(step for step in path.split(".") if step != "_orig_mod")
-        found[id(module)] = path or type(inner(model)).__name__
+        found[id(module)] = path
+    for key, path in found.items():
+        if not path:
+            found[key] = type(inner(model)).__name__
     return found
 
 

@@ -136,10 +136,6 @@ class Block:
         self.steps.append(step)
         self.new, self.version = k, count(k) if self.copies else None
 
-    def believe(self) -> None:
-        """The last step is as expected: its keys hold all of those before."""
-        self.k = self.new
-
     def without_last(self) -> tuple[Step, Tensor]:
         """Take the last step away, with its keys."""
         step, k = self.steps.pop(), self.new

@@ -134,12 +134,9 @@ class Gather:
         return True
 
     def goes_on(self, name: str, q: Tensor, k: Tensor, row: Tensor, scale: float | None) -> bool:
-        """Take in a step without a mask that goes on where the last one was, if it does: nothing else has to be asked.
-
-        Most steps are like that, and what is asked of every call takes longer than the step.
-        """
+        """Take in a step without a mask that goes on where the last one was, as most do. Whether it does."""
         block = self.blocks.get(name)
-        if block is None or not self.takes_steps:
+        if block is None:
             return False
         with self.lock:
             keys, more = k.shape[-2], len(block.steps) + 1
@@ -186,10 +183,7 @@ class Gather:
         return self._same[key][2]
 
     def end_pass(self, rest: bool = False) -> None:
-        """A pass is over: its layers are accounted for, and the steps if there are enough.
-
-        With `rest` no other begins yet, and what may waits on.
-        """
+        """A pass is over: its layers are accounted for, and steps if there are enough; with `rest` what may waits."""
         with self.lock:
             if rest and self.may_rest:
                 with aside():  # a watch would hear where tensors are asked what they lie on
@@ -260,15 +254,15 @@ class Gather:
 
     def _check_steps(self) -> None:
         """Whether the caches went on in this pass; on a GPU that is asked when the steps are accounted for."""
-        self.fresh = False
         fresh = [block for block in self.blocks.values() if block.steps and block.k is not block.new]
+        self.fresh = False
         if fresh and not fresh[0].k.is_cuda:
             with aside():
                 if moved(fresh):
                     self._apart(fresh)
                     return
         for block in fresh:
-            block.believe()
+            block.k = block.new  # they hold all keys of those before
 
     def _apart(self, fresh: list[Block]) -> None:
         """The last step found other keys than the ones before it: these are accounted for, and it by itself."""
