@@ -174,8 +174,7 @@ class Attending:
         query, key, value = given
         assert self._catching is not None
         caught.found = None  # what a call that ended in an error has left
-        with active.quiet():
-            result = self._catching(module, query, key, value, None, **kwargs)
+        result = active.unheard(self._catching, module, query, key, value, None, **kwargs)
         found, caught.found = caught.found, None
         if found is None:
             why = "was given to a function of transformers that called none of torch's"
@@ -183,7 +182,7 @@ class Attending:
             return result
         lse, keys, flag = found
         scale, queries = kwargs.get("scaling"), query.shape[-2]
-        if lse is not None and queries == 1 and watcher.goes_on(name, query, key, value, lse, scale):
+        if lse is not None and queries == 1 and watcher.gather.goes_on(name, query, key, lse, scale):
             return result
         if keys < key.shape[-2]:
             key = key[..., :keys, :]  # of a static cache, what is behind these queries is not there yet
