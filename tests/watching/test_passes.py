@@ -81,3 +81,36 @@ def test_a_module_that_calls_itself_is_one_pass():
         model(x)
     assert [len(run.layers) for run in seen.runs] == [3, 1]
     assert hooks(model) == 0
+
+
+def test_no_module_inside_a_pass_is_called_by_way_of_a_hook_and_all_have_theirs_again():
+    model, x, counted = Model(), torch.randn(1, 2, 5, 4), []
+    others = model.layers[1].register_forward_pre_hook(lambda *_: None)
+    inside = model.layers[1].inside[0]
+    inside.forward = lambda x: counted.append([len(m._forward_pre_hooks) for m in model.modules()]) or x
+    every = [name for name, _ in model.named_modules()]
+    with torch.no_grad(), watch(model, runs="all") as seen:
+        between = [len(m._forward_pre_hooks) for m in model.modules()]
+        model(x)
+        assert [len(m._forward_pre_hooks) for m in model.modules()] == between
+        with pytest.raises(RuntimeError, match="on purpose"):
+            model(x, fails=True)
+        assert [len(m._forward_pre_hooks) for m in model.modules()] == between
+        model.layers[0](x)  # a pass by itself
+    assert {name for name, count in zip(every, between) if count} > {"", "layers", "layers.0", "layers.1.inside"}
+    # The model, which may call itself, and a module that somebody else has put a hook on.
+    assert {name: count for name, count in zip(every, counted[0]) if count} == {"": 1, "layers.1": 2}
+    assert [run.layers for run in seen.runs] == [["layers.0", "layers.1"], ["layers.0"], ["layers.0"]]
+    others.remove()
+    assert hooks(model) == 0
+
+
+def test_a_block_that_is_left_inside_a_pass_leaves_no_hook():
+    model, x = Model(), torch.randn(1, 2, 5, 4)
+    block = watch(model)
+    model.layers[1].inside[0].forward = lambda x: block.__exit__(None, None, None) or x
+    with torch.no_grad():
+        block.__enter__()
+        model(x)
+        assert hooks(model) == 0
+        assert model(x).shape == x.shape

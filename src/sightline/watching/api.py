@@ -12,7 +12,7 @@ from torch import nn
 
 from sightline.errors import InputTypeError
 from sightline.watching.choose import HeadChoice, Heads, LayerChoice, Layers
-from sightline.watching.intercept.caller import names_of
+from sightline.watching.intercept.caller import every_module, names_of
 from sightline.watching.record import loading
 from sightline.watching.record.account import read_stats
 from sightline.watching.record.runs import most_runs
@@ -101,7 +101,8 @@ def watch(
     if fused is not None:
         warnings.warn("fused is now called compact: sl.watch(model, compact=True)", DeprecationWarning, stacklevel=2)
         compact = compact or fused
-    names = names_of(model)
+    every = every_module(model)
+    names = names_of(model, every)
     return Watcher(
         model,
         names,
@@ -115,6 +116,7 @@ def watch(
         influence,
         keep_output,
         most_runs(runs),
+        every,
     )
 
 

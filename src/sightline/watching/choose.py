@@ -54,7 +54,7 @@ class LayerChoice:
     @property
     def back(self) -> int:
         """How many of the last layers it is about: 2 for -2."""
-        return max(0, *(-index for index in self.indices), 0)
+        return max(0, *(-index for index in self.indices), 0) if self.indices else 0
 
     def __call__(self, name: str, index: int, count: int) -> bool:
         if self.everything:
@@ -65,7 +65,7 @@ class LayerChoice:
 
     def may(self, name: str, index: int, count: int) -> bool:
         """Whether a layer is chosen, or may be when all have run."""
-        return index >= count - self.back or self(name, index, count)
+        return self.everything or index >= count - self.back or self(name, index, count)
 
     def idle(self, names: list[str]) -> list[int | str]:
         """What was asked for and chooses none of the layers that ran."""

@@ -56,8 +56,10 @@ class Passing:
         self.passes = self.depth = self.again = 0
         self.outermost: nn.Module | None = None  # the module that a pass began in
         self.behind: RemovableHandle | None = None  # and the hook that says when it is done
+        self.inner: list[tuple[nn.Module, int]] = []  # modules that another pass may begin in, and their hooks
+        self.hushed: list[tuple[nn.Module, int]] = []  # those of them whose hooks are taken off while a pass is on
 
-    def hook(self, stack: ExitStack, modules: list[nn.Module]) -> None:
+    def hook(self, stack: ExitStack, modules: list[nn.Module]) -> list[tuple[nn.Module, int]]:
         """Hear of the modules that a pass may begin in: the model, and those of these that hold others.
 
         Torch's own encoder layers are left out, with all that is in them: a hook would turn their fast path off. So is
@@ -69,11 +71,30 @@ class Passing:
         open_to_hooks = [one for one in modules if id(one) not in plain and not scripted.is_scripted(one)]
         if self.deeper.norms is not None:
             self.deeper.norms.hook(stack, open_to_hooks)
+        hooks: list[tuple[nn.Module, int]] = []
+        stack.callback(_take_off, hooks)
         for module in open_to_hooks:
             if module is root or module._modules:
-                stack.callback(module.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+                hooks.append((module, _put_on(module, self._before, hooks[0][1] if hooks else None)))
                 if self.influence is not None:  # what runs again for its gradients is left by every module
                     stack.callback(module.register_forward_hook(self.leaves, always_call=True).remove)
+        return hooks
+
+    def _hush(self) -> None:
+        """A pass is on: no other begins in it, so the modules inside need not tell that they begin.
+
+        A module without hooks is called without a detour. One that has others' hooks keeps ours in its place.
+        """
+        told = (self.outermost, self.encoder, self.decoder)
+        for module, key in self.inner:
+            hooks = module._forward_pre_hooks
+            if len(hooks) == 1 and module not in told and hooks.pop(key, None) is not None:
+                self.hushed.append((module, key))
+
+    def _unhush(self) -> None:
+        for module, key in self.hushed:
+            module._forward_pre_hooks[key] = self._before
+        self.hushed.clear()
 
     def _before(self, module: nn.Module, args: tuple, kwargs: dict | None = None) -> None:
         """A module begins. Only the outermost one says when it is done: a hook behind each would take twice as long.
@@ -85,6 +106,8 @@ class Passing:
             return
         if not self.depth and self.influence is None and threading.get_ident() == self.thread:
             self.behind = module.register_forward_hook(self.leaves, always_call=True)
+            self.outermost = module
+            self._hush()
         self.enters(module, args, kwargs)
 
     def _passes_by(self, module: nn.Module) -> bool:
@@ -109,15 +132,19 @@ class Passing:
         if outermost:
             self._begins()
         if numberless.why_not() is not None:
+            self.listening.wakes(cast("Watcher", self))
             self.reader.skip()
             return told
-        if outermost:
-            self.follow_image(args, kwargs)
-        if module is self.encoder:
-            self.reader.encodes(args, kwargs)
-        elif module is self.decoder or (outermost and self.decoder is None):
-            self.reader.begins(args, kwargs)
-        if outermost and not self.tables.changing:
+        with torch._C.DisableTorchFunction():  # what is asked here is of no interest to any mode
+            if outermost:
+                self.follow_image(args, kwargs)
+            if module is self.encoder:
+                self.reader.encodes(args, kwargs)
+            elif module is self.decoder or (outermost and self.decoder is None):
+                self.reader.begins(args, kwargs)
+        if outermost and self.tables.changing:
+            self.listening.wakes(cast("Watcher", self))
+        elif outermost:
             self.listening.begins(cast("Watcher", self), module, args, kwargs)
         return told
 
@@ -144,6 +171,7 @@ class Passing:
             self.depth = max(self.depth - 1, 0)
             if not self.depth:
                 self._unhook()
+                self._unhush()
                 self.listening.ends(self.seen, step=self.reader.one and not self.hookless)
                 self._settle(rest=True)
                 self.deeper.settle()
@@ -155,8 +183,7 @@ class Passing:
 
     def _begins(self) -> None:
         """A pass begins: somebody outside the model calls it, or a part of it."""
-        self.listening.wakes(cast("Watcher", self))
-        self.listening.ends(self.seen)
+        self.listening.ends_if_on(self.seen)
         self._settle()
         self.passes += 1
         self._follow_pass()
@@ -166,3 +193,21 @@ class Passing:
         self.moved, self.own = {}, {}
         if self.writer is not None:
             self.writer.maybe_write()
+
+
+def _put_on(module: nn.Module, hook: Callable, key: int | None) -> int:
+    """Put a hook before a module, under the number that it has at another module, and say which.
+
+    Torch gives a number that no other hook has to the first one; for all of them that would take four times as long.
+    """
+    if key is None:
+        return module.register_forward_pre_hook(hook, with_kwargs=True).id
+    module._forward_pre_hooks[key] = hook
+    module._forward_pre_hooks_with_kwargs[key] = True
+    return key
+
+
+def _take_off(hooks: list[tuple[nn.Module, int]]) -> None:
+    for module, key in hooks:
+        module._forward_pre_hooks.pop(key, None)
+        module._forward_pre_hooks_with_kwargs.pop(key, None)

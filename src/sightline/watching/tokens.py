@@ -12,6 +12,8 @@ from sightline import caches
 from sightline.errors import InputTypeError
 from sightline.watching.record.image import image_size
 
+_IDS = (torch.int64, torch.int32)
+
 
 class Reader:
     """Collects the ids of a run as passes begin."""
@@ -88,11 +90,14 @@ def find_ids(args: tuple, kwargs: dict) -> Tensor | None:
     >>> find_ids(({"input_ids": torch.tensor([[5, 3]]), "attention_mask": torch.ones(1, 2)},), {})
     tensor([[5, 3]])
     """
+    ids = kwargs.get("input_ids")
+    if isinstance(ids, Tensor) and ids.dim() == 2 and ids.dtype in _IDS:  # as most are given
+        return ids.clone()
     inner = [x for x in (*args[:1], *kwargs.values()) if isinstance(x, Mapping)]
     named = [each.get(name) for each in (kwargs, *inner) for name in ("input_ids", "ids", "tokens", "idx", "x")]
     given = named + list(args[:1])
     for ids in given:
-        if isinstance(ids, Tensor) and ids.dim() in (1, 2) and ids.dtype in (torch.int64, torch.int32):
+        if isinstance(ids, Tensor) and ids.dim() in (1, 2) and ids.dtype in _IDS:
             return ids.detach().clone().reshape(-1, ids.shape[-1])
     return None
 

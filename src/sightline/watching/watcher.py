@@ -45,6 +45,7 @@ from sightline.watching.tokens import Reader
 if TYPE_CHECKING:
     from sightline.backends.call import Call
     from sightline.masks import Mask
+    from sightline.watching.record.decoding_steps import Block
 
 
 class Watcher(Passing, Following, Repeating, Slicing):
@@ -64,6 +65,7 @@ class Watcher(Passing, Following, Repeating, Slicing):
         influence: bool = False,
         keep_output: bool = False,
         runs: int | None = 1,
+        every: list[tuple[str, nn.Module]] | None = None,
     ) -> None:
         self.model, self.layers, self.heads, self.wanted = model, layers, heads, wanted
         self.keep, self.compact, self.reader, self.runs = keep, compact, reader, runs
@@ -71,7 +73,8 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.deeper = Deeper(wanted, names, keep, influence, keep_output)
         self.deep, self.influence = self.deeper.on, self.deeper.influence
         self.encoder, self.decoder = hf.halves(inner(model))
-        self.every = [module for _, module in every_module(inner(model))]
+        known = every is not None and inner(model) is model
+        self.every = [module for _, module in (every if known and every else every_module(inner(model)))]
         self.seen = Seen(meta=about(model, self.every), reader=reader, influence=self.influence)
         self.thread = threading.get_ident()
         self.writer = None if folder is None else Writer(folder, self.seen, free=keep)
@@ -83,6 +86,8 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.order: dict[str, int] = {}
         self.ends: dict[str, tuple[int, int]] = {}  # of each call by name: the pass, and where its keys end
         self.counts: dict[str, int] = {}  # calls of each module in this pass
+        # The form of a call of which only the kernel was asked, and what was found out of it, without its tensors.
+        self.alike: tuple[tuple, Call] | None = None
         self.hookless: set[str] = set()  # modules that cannot say when a pass begins in them
         self.continues = self.warned = self.used = False
         self.begin_following()
@@ -116,7 +121,8 @@ class Watcher(Passing, Following, Repeating, Slicing):
             stack.enter_context(compiled.standing_in(regions))
             inside = {id(part) for region in regions for part in region.parts()}
             stack.callback(self._unhook)
-            self.hook(stack, [module for module in every if id(module) not in inside])
+            self.inner = self.hook(stack, [module for module in every if id(module) not in inside])
+            stack.callback(self.hushed.clear)
             scripted.listen(stack, every, self._scripted)
             active.push(self)
             stack.callback(active.drop, self)
@@ -175,6 +181,7 @@ class Watcher(Passing, Following, Repeating, Slicing):
     def note(self, name: str, first_query: int, end_key: int) -> str:
         """A call of a layer, watched or not: what it is called, and whether it goes on with what was there."""
         if not self.depth and name in self.hookless:
+            self.listening.wakes(self)
             self._begins()
         self.counts[name] = self.counts.get(name, 0) + 1
         self.listening.names.add(name)
@@ -191,17 +198,39 @@ class Watcher(Passing, Following, Repeating, Slicing):
         self.reader.settle(self.continues)
         return full
 
-    def takes(self, module: nn.Module, step: bool) -> bool:
-        """Whether the account of a call is all that is wanted of it, and is made of what its kernel says.
+    def note_next(self, name: str, keys: int, block: Block) -> bool:
+        """Note the only call of a layer in this pass, a step that goes on where the block ends, if it does.
+
+        What `note` would ask of every call is the same for all layers of such a pass.
+        """
+        before = self.ends.get(name)
+        if before is None or before[0] == self.passes or before[1] != keys - 1 or self.counts.get(name):
+            return False
+        if self.lost or self.search or self.over or not self.depth or name in self.said:
+            return False
+        if not self.continues:  # the first layer of this pass
+            self.continues = True
+            self.reader.settle(True)
+        ids = self.reader.ids if self.encoder is None else self._ids(name)
+        fit = self.wanted.shares and ids is not None and ids.shape == (*block.call.sizes.batch, keys)
+        if fit != block.with_ids:
+            return False
+        self.counts[name] = 1
+        self.listening.names.add(name)
+        self.ends[name] = (self.passes, keys)
+        return True
+
+    def takes(self, module: nn.Module, step: bool) -> str | None:
+        """The name of a module, if the account of its call is all that is wanted, and is made of what its kernel says.
 
         Of a step of a generation that may be as the one before it nothing more is asked.
         """
         name = self.names.get(id(module))
-        if self.deep or self.compact or torch.is_grad_enabled() or name is None:
-            return False
+        if name is None or self.deep or self.compact or torch.is_grad_enabled():
+            return None
         if step:
-            return name in self.gather.blocks
-        return not module.training and numberless.why_not() is None and self.wants(name)
+            return name if name in self.gather.blocks else None
+        return name if not module.training and numberless.why_not() is None and self.wants(name) else None
 
     def goes_on(self, name: str, q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float | None) -> bool:
         """Take in a step of a generation that is as the one before it, if it is."""

@@ -320,3 +320,45 @@ def test_a_function_that_attends_in_another_way_all_at_once_is_named(monkeypatch
 def _without_attention(attending):
     attending._catching = lambda module, q, *_, **__: (q.transpose(1, 2).contiguous(), None)
     return attending
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+def test_of_a_step_that_is_as_the_one_before_it_nothing_is_asked(mode, monkeypatch):
+    """Neither of its first layer, with which the tokens of the pass come, nor of the others."""
+    model, given = tiny.model("llama"), tiny.inputs("llama", None, 1, length=5)
+    asked, look = [], transformers.look
+    monkeypatch.setattr(
+        transformers, "look", lambda *given, **more: asked.append(given[0].shape[-2]) or look(*given, **more)
+    )
+
+    def run():
+        return model.generate(**given, max_new_tokens=20, min_new_tokens=20, do_sample=False)
+
+    with mode():
+        (first, plain), (fifth, out) = the_same_again(model, run)
+        asked.clear()
+        with watch(model) as seen:
+            run()
+    assert torch.equal(plain, out)
+    check_same(first, fifth)
+    check_same(first, seen)
+    steps = [queries for queries in asked if queries == 1]
+    assert len(steps) <= 2 * len(seen.layers), "only where a block of steps begins"
+
+
+def test_a_layer_that_is_alike_is_asked_for_its_tensors_alone(monkeypatch):
+    """Of layers that are alike the first is asked, and the first of another form."""
+    model, given = tiny.model("llama"), tiny.inputs("llama", None, 1, length=9)
+    asked, look = [], transformers.look
+    monkeypatch.setattr(transformers, "look", lambda *given, **more: asked.append(1) or look(*given, **more))
+    with torch.no_grad():
+        (first, plain), (fifth, out) = the_same_again(model, lambda: model(**given))
+        assert torch.equal(plain.logits, out.logits)
+        check_same(first, fifth)
+        asked.clear()
+        with watch(model, runs="all") as seen:
+            for length in (9, 5):
+                model(**{name: x[:, :length] for name, x in given.items()})
+        assert len(asked) == 2, "one layer of each pass"
+        assert [run[1].shape[-2:] for run in seen.runs] == [(9, 9), (5, 5)]
+        check_same(seen.runs[0], fifth)

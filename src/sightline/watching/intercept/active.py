@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -93,18 +93,42 @@ def one_for_all_groups(key: Tensor) -> Tensor:
     return own if (own.shape[0], *own.shape[2:]) == (key.shape[0], *key.shape[2:]) else key
 
 
-@contextmanager
-def quiet(compiled: bool = False) -> Iterator[None]:
+class quiet:
     """No watch hears what happens in here; with `compiled`, compiled code may run as such."""
+
+    def __init__(self, compiled: bool = False) -> None:
+        self.compiled = _as_compiled() if compiled else None
+
+    def __enter__(self) -> None:
+        self.before, _local.busy = _local.busy, True
+        if self.compiled is not None:
+            try:
+                self.compiled.__enter__()
+            except BaseException:
+                _local.busy = self.before
+                raise
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            if self.compiled is not None:
+                self.compiled.__exit__(*error)
+        finally:
+            _local.busy = self.before
+
+
+def unheard(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """What a function gives, of which no watch hears."""
     before, _local.busy = _local.busy, True
     try:
-        if compiled:
-            with without_modes(), BLIND.lifted(), stance(UNCOMPILED.before):
-                yield
-        else:
-            yield
+        return function(*args, **kwargs)
     finally:
         _local.busy = before
+
+
+@contextmanager
+def _as_compiled() -> Iterator[None]:
+    with without_modes(), BLIND.lifted(), stance(UNCOMPILED.before):
+        yield
 
 
 @contextmanager

@@ -7,25 +7,30 @@ called from. Nothing is installed in the model, and other threads have other sta
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import Any
 
 from torch import nn
 
 
-def names_of(model: nn.Module) -> dict[int, str]:
+def names_of(model: nn.Module, every: list[tuple[str, nn.Module]] | None = None) -> dict[int, str]:
     """The path of every module by its identity; a module with several paths has its first.
+
+    `every` is what `every_module` gave of it, if that is known.
 
     >>> sorted(names_of(nn.Sequential(nn.Linear(2, 2))).values())
     ['0', 'Sequential']
     """
     # The parts that torch.compile and data parallelism wrap around a model are no part of its paths.
     found: dict[int, str] = {}
-    for path, module in every_module(model):
+    for path, module in every_module(model) if every is None else every:
         if "_orig_mod" in path:
             path = ".".join(step for step in path.split(".") if step != "_orig_mod")
-        found[id(module)] = path or type(inner(model)).__name__
+        found[id(module)] = path
+    for key, path in found.items():
+        if not path:
+            found[key] = type(inner(model)).__name__
     return found
 
 
@@ -114,9 +119,16 @@ def common(one: str, other: str, names: dict[int, str]) -> str:
 
 def inside(name: str, module: str) -> bool:
     """Whether a function of this name, of a module whose path begins so, is running."""
+    return bool(names_inside((name,), module))
+
+
+def names_inside(names: Collection[str], module: str) -> set[str]:
+    """Which functions of these names, of a module whose path begins so, are running."""
+    found: set[str] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == name and str(frame.f_globals.get("__name__", "")).startswith(module):
-            return True
+        name = frame.f_code.co_name
+        if name in names and str(frame.f_globals.get("__name__", "")).startswith(module):
+            found.add(name)
         frame = frame.f_back
-    return False
+    return found

@@ -164,7 +164,7 @@ def find(modules: list[nn.Module]) -> list[Region]:
     for module in modules:
         if id(module) in inside:
             continue
-        if inner(module) is not module:
+        if "_orig_mod" in module._modules:
             attribute = "forward"
         elif vars(module).get("_compiled_call_impl") is not None:
             attribute = "_compiled_call_impl"

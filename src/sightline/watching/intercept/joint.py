@@ -64,7 +64,8 @@ class Joint:
 def joint(modules: Iterable[nn.Module]) -> Joint | None:
     """Something that hears of tensors put side by side, for models that have text and image, or patches of an image."""
     every = list(modules)
-    named = any(type(module).__module__.startswith("diffusers.") or "add_k_proj" in module._modules for module in every)
+    homes = {kind.__module__ for kind in set(map(type, every))}
+    named = any(home.startswith("diffusers.") for home in homes) or any("add_k_proj" in one._modules for one in every)
     if named or any(_cuts(module) for module in every):
         return Joint(named)
     return None

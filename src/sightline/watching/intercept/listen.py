@@ -66,20 +66,29 @@ class Listening:
     def begins(self, watcher: Watcher, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         """A pass begins: the mode sleeps if many like it were heard."""
         self.kind, self.heard, self.names = None, True, set()
-        if self.always or active.watches() != [watcher]:
-            return
-        kind = self.kind = _kind(watcher, module, args, kwargs)
-        count = self.known.passes[kind] = self.known.passes.get(kind, 0) + 1
-        if count > CLOSELY and count & (count - 1):
-            self.heard = False
+        if not self.always and active.watches() == [watcher]:
+            kind = self.kind = _kind(watcher, module, args, kwargs)
+            count = self.known.passes[kind] = self.known.passes.get(kind, 0) + 1
+            self.heard = count <= CLOSELY or not count & (count - 1)
+        if self.heard:
+            self.wakes(watcher)
+        elif self._stays:
+            self._stays = False
+            watcher.tables.clear()
+        else:
             self._asleep.enter_context(active.asleep(self.mode))
 
     def wakes(self, watcher: Watcher) -> None:
-        """Another pass begins, or none will. What was written into tables of masks in the meantime is not known."""
+        """A pass is heard, or none will come. What was written into tables of masks in the meantime is not known."""
         if self._stays:
             self._stays = False
             watcher.tables.clear()
             self._asleep.close()
+
+    def ends_if_on(self, seen: Seen) -> None:
+        """Another pass begins: one that nobody said was over is."""
+        if not self._stays:
+            self.ends(seen)
 
     def ends(self, seen: Seen, step: bool = False) -> None:
         """A pass is over; of a step of a generation one does not wake."""

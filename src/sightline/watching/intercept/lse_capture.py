@@ -85,15 +85,8 @@ class Catch(TorchDispatchMode):
 class Caught(threading.local):
     """What the latest call in this thread of a function made by `catching` found."""
 
-    lse: Tensor | None = None
-    keys: int | None = None  # of the call that torch was asked for; None where it was asked for none
-    is_causal = False
-
-    def taken(self) -> tuple[Tensor | None, int | None, bool]:
-        """All of it, once."""
-        found = self.lse, self.keys, self.is_causal
-        self.lse, self.keys, self.is_causal = None, None, False
-        return found
+    # The lse, how many keys torch was given, and whether it was told that they are causal; None where it was not asked.
+    found: tuple[Tensor | None, int, bool] | None = None
 
 
 caught = Caught()
@@ -107,8 +100,8 @@ def catching(function: FunctionType) -> FunctionType:
     >>> q = torch.randn(1, 2, 5, 8)
     >>> with torch.no_grad():
     ...     same = torch.equal(catching(attend)(q), attend(q))
-    >>> same, caught.lse.shape, caught.is_causal
-    (True, torch.Size([1, 2, 5]), True)
+    >>> same, caught.found[0].shape, caught.found[1:]
+    (True, torch.Size([1, 2, 5]), (5, True))
     """
     names = {**function.__globals__, "torch": _Torch()}
     own = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -121,6 +114,7 @@ class _Torch:
 
     def __init__(self) -> None:
         self.nn = SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=_attend))
+        self.jit, self.Tensor = torch.jit, torch.Tensor  # what is asked for in every call is found without a detour
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -137,16 +131,16 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """F.scaled_dot_product_attention without gradients."""
-    caught.keys, caught.is_causal = key.shape[-2], is_causal
     kernel = None if attn_mask is not None or dropout_p else _kernel(query, key, value, is_causal, scale, enable_gqa)
     if kernel is not None:
-        out, caught.lse = kernel(query, key, value, is_causal, scale)
+        out, lse = kernel(query, key, value, is_causal, scale)
+        caught.found = lse, key.shape[-2], is_causal
         return out
     with Catch() as mode:
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    caught.lse = mode.lse
+    caught.found = mode.lse, key.shape[-2], is_causal
     return out
 
 
@@ -154,10 +148,11 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, 
     """The operator that torch chooses for a plain call, if nobody else hears of it and it takes the call as it is."""
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or type(q) is not Tensor:
         return None
-    if q.dim() != 4 or not q.numel() or not k.numel() or torch.is_autocast_enabled(q.device.type):
+    device = q.device.type
+    if q.dim() != 4 or not q.numel() or not k.numel() or torch.is_autocast_enabled(device):
         return None
     chosen = torch._fused_sdp_choice(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
-    if q.device.type == "cpu":
+    if device == "cpu":
         return _flash_on_cpu if chosen == _FLASH else None
     if not q.is_cuda or q.shape[-1] % 8 or v.shape[-1] != q.shape[-1]:
         return None
@@ -167,15 +162,28 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, 
 _FLASH, _CUDNN = SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value
 
 
+def _operator(name: str) -> Callable:
+    """An operator as torch has it for Python: a microsecond or two less a call than by its schema."""
+    found = getattr(torch, name, None)
+    return getattr(_ATEN, name) if found is None else found
+
+
 def _flash_on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    return _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    out, lse = _FLASH_ON_CPU(q, k, v, 0.0, causal, scale=scale)
+    return out, lse
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-    return out, lse[..., : q.shape[-2]]
+    out, lse, *_ = _FLASH_ON_CUDA(q, k, v, 0.0, causal, False, scale=scale)
+    queries = q.shape[-2]
+    return out, lse if lse.shape[-1] == queries else lse[..., :queries]
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    out, lse, *_ = _CUDNN_ON_CUDA(q, k, v, None, True, 0.0, causal, False, scale=scale)
     return out, lse.squeeze(-1) if lse.dim() == q.dim() else lse
+
+
+_FLASH_ON_CPU = _operator("_scaled_dot_product_flash_attention_for_cpu")
+_FLASH_ON_CUDA = _operator("_scaled_dot_product_flash_attention")
+_CUDNN_ON_CUDA = _operator("_scaled_dot_product_cudnn_attention")

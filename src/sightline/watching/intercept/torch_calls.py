@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from sightline.watching.intercept.looked import Looked
 
 # In names of modules that attend to another sequence than their own.
-_CROSS = ("cross", "encdec", "encoder_attn", "encoder_attention", "src_attn", "attn2")
+_CROSS = re.compile("cross|encdec|encoder_attn|encoder_attention|src_attn|attn2")
 
 
 def sdpa(func: Any, args: tuple, kwargs: dict, who: Audience) -> Any:
@@ -320,11 +321,14 @@ def position(who: Audience, queries: int, keys: int, is_causal: bool | None, fir
         return -1
     if first is not None:
         return first
-    if queries > keys or (queries < keys and queries > 1 and is_causal is False):
-        return -1
     if queries == 1 < keys and not who.is_step(keys):
         return -1
-    return keys - queries
+    return aligned(queries, keys, is_causal)
+
+
+def aligned(queries: int, keys: int, is_causal: bool | None) -> int:
+    """Where the first query stands if the last one stands at the last key; -1 where it cannot."""
+    return -1 if queries > keys or (1 < queries < keys and is_causal is False) else keys - queries
 
 
 def is_cross(name: str, module: nn.Module) -> bool:
@@ -332,8 +336,7 @@ def is_cross(name: str, module: nn.Module) -> bool:
     said = getattr(module, "is_cross_attention", None)
     if isinstance(said, bool) and said:
         return True
-    last = name.lower().rsplit(".", 1)[-1]
-    return any(word in last for word in _CROSS)
+    return _CROSS.search(name.rpartition(".")[2].lower()) is not None
 
 
 def _read(

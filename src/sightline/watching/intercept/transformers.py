@@ -8,7 +8,6 @@ transformers' own again.
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,22 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from sightline import caches
+from sightline.backends.call import Call
 from sightline.errors import InputError
 from sightline.masks import Band, Mask, causal, padding
-from sightline.watching.intercept import active, numberless, traced, verify
-from sightline.watching.intercept.caller import running
+from sightline.watching.intercept import active, traced, verify
 from sightline.watching.intercept.changed import change, tell
 from sightline.watching.intercept.flex import read_block_mask
 from sightline.watching.intercept.function_mode import Audience, audience
 from sightline.watching.intercept.heads import Heads, check, time_first
+from sightline.watching.intercept.looked import Looked
 from sightline.watching.intercept.lse_capture import catching, caught
+from sightline.watching.intercept.mask_functions import masking
 from sightline.watching.intercept.mask_tables import read
-from sightline.watching.intercept.torch_calls import compact, look, position
-from sightline.watching.intercept.transformers_masks import LazyMask, Span, read_span, read_used
+from sightline.watching.intercept.torch_calls import aligned, compact, is_cross, look, position
+from sightline.watching.intercept.transformers_masks import LazyMask
 
 if TYPE_CHECKING:
     from sightline.backends.call import BiasLike
-    from sightline.watching.intercept.looked import Looked
     from sightline.watching.watcher import Watcher
 
 
@@ -64,7 +64,8 @@ def _standing_in(find: Any, get: Any, get_mask: Any, lazy: frozenset) -> tuple[C
     """What stands in for the look-ups: the same functions every time, so that what was compiled with them stays."""
 
     def find_watched(self: Any, name: str, default: Callable) -> Callable:
-        return _attending(find(self, name, default), name)
+        found: Callable = find(self, name, default)
+        return found if type(found) is Attending else _attending(found, name)  # it asks `__getitem__` itself
 
     @functools.wraps(get)
     def get_watched(self: Any, name: str) -> Callable:
@@ -72,7 +73,7 @@ def _standing_in(find: Any, get: Any, get_mask: Any, lazy: frozenset) -> tuple[C
 
     @functools.wraps(get_mask)
     def get_mask_watched(self: Any, name: str) -> Callable:
-        return _masking(get_mask(self, name), lazy)
+        return masking(get_mask(self, name), lazy)
 
     return find_watched, get_watched, get_mask_watched
 
@@ -129,10 +130,11 @@ class Attending:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if attention_mask is None and not args and self._catching is not None and kwargs.get("cache") is None:
+        plain = kwargs.keys().isdisjoint(_MORE) or all(kwargs.get(name) is None for name in _MORE)
+        if attention_mask is None and not args and self._catching is not None and plain:
             watcher = active.sleeper()
-            if watcher is not None and watcher.takes(module, query.shape[-2] == 1) and not _options(kwargs):
-                return self._unmasked(watcher, module, (query, key, value), kwargs)
+            if watcher is not None and (name := watcher.takes(module, query.shape[-2] == 1)) is not None:
+                return self._unmasked(watcher, name, module, (query, key, value), kwargs)
         who = audience(module, given=query)
         lazy = attention_mask if isinstance(attention_mask, LazyMask) else None
         if who is None:
@@ -165,24 +167,39 @@ class Attending:
                 return self.function(module, query, key, value, mask, *args, **kwargs)
         return self._beside(who, module, query, key, value, attention_mask, args, kwargs, options)
 
-    def _unmasked(self, watcher: Watcher, module: nn.Module, given: tuple[Tensor, Tensor, Tensor], kwargs: dict) -> Any:
+    def _unmasked(
+        self, watcher: Watcher, name: str, module: nn.Module, given: tuple[Tensor, Tensor, Tensor], kwargs: dict
+    ) -> Any:
         """A call without a mask in a pass that need not be heard: its kernel says all that there is to be known."""
         query, key, value = given
         assert self._catching is not None
-        caught.taken()  # what a call that ended in an error has left
-        with active.quiet():
-            result = self._catching(module, *given, None, **kwargs)
-        lse, keys, flag = caught.taken()
-        scale, name, queries = kwargs.get("scaling"), watcher.names[id(module)], query.shape[-2]
-        if lse is not None and queries == 1 and watcher.goes_on(name, query, key, value, lse, scale):
+        caught.found = None  # what a call that ended in an error has left
+        result = active.unheard(self._catching, module, query, key, value, None, **kwargs)
+        found, caught.found = caught.found, None
+        if found is None:
+            why = "was given to a function of transformers that called none of torch's"
+            Audience(module, [(watcher, name)]).miss(why, -1, key.shape[-2])
+            return result
+        lse, keys, flag = found
+        scale, queries = kwargs.get("scaling"), query.shape[-2]
+        if lse is not None and queries == 1 and watcher.gather.goes_on(name, query, key, lse, scale):
+            return result
+        if keys < key.shape[-2]:
+            key = key[..., :keys, :]  # of a static cache, what is behind these queries is not there yet
+        form = (query.shape, key.shape, query.dtype, key.dtype, query.device, key.device, scale, flag)
+        if lse is not None and watcher.alike is not None and watcher.alike[0] == form and _may_be_alike(query, key):
+            # As of another layer: nothing has to be found out, but whether its keys are its own.
+            first = -1 if is_cross(name, module) else aligned(queries, keys, flag)
+            c = watcher.alike[1]
+            call = Call(query, key, key, c.sizes, c.mask, None, c.scale, None, None, c.normalizer, 0.0)
+            watcher.record(module, name, Looked(call, lse, first, 0))
             return result
         who = Audience(module, [(watcher, name)])
-        if keys is None:
-            who.miss("was given to a function of transformers that called none of torch's", -1, key.shape[-2])
-            return result
-        key = key[..., :keys, :]  # of a static cache, what is behind these queries is not there yet
         mask = causal("end" if queries == keys else "start") if flag else None
-        who.record(look(query, key, key, mask, None, scale, position(who, queries, keys, flag, None), 0, lse))
+        looked = look(query, key, key, mask, None, scale, position(who, queries, keys, flag, None), 0, lse)
+        if _may_be_alike(query, key) and (scale is None or scale > 0):
+            watcher.alike = form, looked.call.replace(q=None, k=None, v=None)
+        who.record(looked)
         return result
 
     def _beside(
@@ -313,6 +330,17 @@ def _edited(who: Audience, looked: Looked, given: tuple, run: Callable, result: 
     return (out, weights if edited.weights is None else edited.weights, *result[2:])
 
 
+def _may_be_alike(q: Tensor, k: Tensor) -> bool:
+    """Whether a call can be known by the form of its tensors alone; where one query stands more than that tells."""
+    return not (q.requires_grad or k.requires_grad or q.dim() != 4 or q.shape[2] == 1) and not (
+        torch.is_autocast_enabled(q.device.type)
+    )
+
+
+# What transformers' attention functions may be given beyond q, k, v and a mask that changes the call.
+_MORE = ("softcap", "s_aux", "position_bias", "cache")
+
+
 def _options(kwargs: dict) -> dict[str, Any]:
     """What transformers' attention functions take beyond the usual, in Sightline's words."""
     found = {"softcap": kwargs.get("softcap"), "sinks": kwargs.get("s_aux"), "bias": kwargs.get("position_bias")}
@@ -332,68 +360,3 @@ def _attending(function: Callable, name: str) -> Callable:
 
 
 _heard = caches.memo("watching.attending", 64)(Attending)
-
-
-def _masking(function: Callable, lazy: frozenset) -> Callable:
-    """The mask function as it is, or one that says by which rule, for the models that this thread watches.
-
-    Its table is the model's own. Where a watch is compact, none is written until somebody needs it.
-    """
-    if torch.compiler.is_compiling():
-        return function
-    if function not in lazy or not active.watches() or numberless.why_not() is not None:
-        return function
-    names: dict[int, str] = {}
-    for watcher in active.watches():
-        names.update(watcher.names)
-    module = running(names)
-    watchers = [watcher for watcher in active.watches() if module is not None and watcher.name_of(module) is not None]
-    if not watchers:
-        return function
-    if (sleeper := active.sleeper()) is not None:
-        sleeper.listening.wakes(sleeper)  # a mask that is made between two steps may be written into before the next
-
-    @functools.wraps(function)
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        arguments = _named(function, args, kwargs)
-        span = read_span(arguments)
-        if not any(watcher.compact for watcher in watchers):
-            table = function(*args, **kwargs)
-            if isinstance(table, Tensor) and table.dim() == 4:
-                with torch.no_grad():
-                    mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
-                    for watcher in watchers:
-                        watcher.tables.tell(table, mask, used)
-            return table
-        mask, used = read_used(arguments["mask_function"], arguments.get("attention_mask"), span)
-        if _is_plain(arguments, mask, used, span, function):
-            return None
-        dtype = torch.bool if function.__name__ == "sdpa_mask" else arguments.get("dtype", torch.float32)
-        skips = {name: False for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip") if name in kwargs}
-        # A static cache counts in a tensor, and goes on counting before the table is made.
-        now = [x.clone() if isinstance(x, Tensor) and x.dim() < 2 else x for x in args]
-        named = {n: x.clone() if isinstance(x, Tensor) and x.dim() < 2 else x for n, x in kwargs.items()} | skips
-        return LazyMask.of(mask, used, span.keys, lambda: function(*now, **named), dtype)
-
-    return rule
-
-
-def _is_plain(arguments: dict, mask: Mask | None, used: Span, span: Span, function: Callable) -> bool:
-    """Whether transformers itself makes no mask here, because its SDPA function needs none."""
-    if arguments.get("allow_is_bidirectional_skip") and mask is None:
-        return True
-    if function.__name__ != "sdpa_mask" or not arguments.get("allow_is_causal_skip", True):
-        return False
-    band = None if mask is None else mask.band
-    whole = band is not None and band.right == 0 and (band.left is None or band.left >= used.keys)
-    return whole and (used.queries == used.keys or used.queries == 1) and used.keys == span.keys
-
-
-_signature = caches.memo("watching.signatures", 64)(inspect.signature)
-
-
-def _named(function: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
-    bound = _signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    return arguments | arguments.pop("kwargs", {})

@@ -81,7 +81,11 @@ class Block:
         self.about, self.cell = self.call, (1, 1)  # of all steps together
         other = (call.mask, call.bias, call.softcap, call.sinks, sees.left, sees.real)
         self.plain = first_key == 0 and all(x is None for x in other)
-        self.dtypes = (call.q.dtype, k.dtype, k.device)
+        s = call.sizes
+        self.kinds = (call.q.dtype, k.dtype, k.device)
+        self.maps = math.prod(s.batch) * s.heads
+        self.of_q, self.of_k = (*s.batch, s.heads, 1, s.dim), (*s.batch, s.kv_heads)
+        self.scales = (call.scale, None) if call.scale == 1 / math.sqrt(s.dim) else (call.scale,)
 
     @property
     def end_key(self) -> int:
@@ -116,26 +120,21 @@ class Block:
 
     def is_next(self, q: Tensor, k: Tensor, scale: float | None) -> bool:
         """Whether q and k of a step without a mask are of the same kind as those before, and next to them."""
-        s, last = self.call.sizes, self.steps[-1].part
-        keys = last.end_key + 1
+        last = self.steps[-1].part
         return (
             self.plain
             and last.first_key == 0
-            and q.shape == (*s.batch, s.heads, 1, s.dim)
-            and k.shape == (*s.batch, s.kv_heads, keys, s.dim)
-            and (q.dtype, k.dtype, k.device) == self.dtypes
-            and self.call.scale == (1 / math.sqrt(s.dim) if scale is None else scale)
+            and q.shape == self.of_q
+            and k.shape == (*self.of_k, last.end_key + 1, self.of_q[-1])
+            and (q.dtype, k.dtype, k.device) == self.kinds
+            and scale in self.scales
         )
 
     def add(self, step: Step, k: Tensor) -> None:
         if self.steps:
             self.slides = step.part.first_key > self.steps[-1].part.first_key
         self.steps.append(step)
-        self.new, self.version = k, count(k)
-
-    def believe(self) -> None:
-        """The last step is as expected: its keys hold all of those before."""
-        self.k = self.new
+        self.new, self.version = k, count(k) if self.copies else None
 
     def without_last(self) -> tuple[Step, Tensor]:
         """Take the last step away, with its keys."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import explain
-from sightline.watching.intercept.caller import inside
+from sightline.watching.intercept.caller import inside, names_inside
 from sightline.watching.intercept.searches import ASSISTED, SEARCHES
 from sightline.watching.record.image import find_grid, image_size
 from sightline.watching.record.layer import Layer
@@ -40,7 +40,8 @@ DRAFTS = "the model drafts tokens for itself"
 
 def search() -> str | None:
     """The search of transformers that is under way, if it does more than add tokens."""
-    return next((what for name, what in SEARCHES.items() if inside(name, "transformers")), None)
+    found = names_inside(SEARCHES.keys(), "transformers")
+    return next((what for name, what in SEARCHES.items() if name in found), None) if found else None
 
 
 @torch.no_grad()

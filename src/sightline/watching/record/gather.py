@@ -60,6 +60,7 @@ class Gather:
         self.streams: set[torch.cuda.Stream] = set()  # that calls come from
         self.blocks: dict[str, Block] = {}
         self.bytes = 0  # of calls
+        self.fresh = False  # whether steps came that nobody has compared with those before
         self.looks_closer = 0  # the pass whose calls do not wait, so that their rows are compared one by one
         self.lock = threading.RLock()
         self._seen: dict[tuple, tuple[Mask | None, Sees | None]] = {}  # masks of steps in this pass, and what they see
@@ -127,35 +128,30 @@ class Gather:
             part = Part(block.call, layer.queries, first_key, end_key, (1, 1), None, watcher.passes)
             q, ends = call.q.clone(memory_format=torch.contiguous_format), call.k[..., -2:, :].clone()
             block.add(Step(part, q, row, ends, watcher.own_mask(call), found.real), call.k)
+            self.fresh = True
             layer.parts.append(part)
             layer.settle = self.flush
         return True
 
     def goes_on(self, name: str, q: Tensor, k: Tensor, row: Tensor, scale: float | None) -> bool:
-        """Take in a step without a mask that goes on where the last one was, if it does: nothing else has to be asked.
-
-        Most steps are like that, and what is asked of every call takes longer than the step.
-        """
-        block, watcher = self.blocks.get(name), self.watcher
-        if block is None or not self.takes_steps or watcher.counts.get(name) or watcher.lost or watcher.search:
+        """Take in a step without a mask that goes on where the last one was, as most do. Whether it does."""
+        block = self.blocks.get(name)
+        if block is None:
             return False
         with self.lock:
             keys, more = k.shape[-2], len(block.steps) + 1
-            if not block.is_next(q, k, scale) or more > STEPS or not is_small(q.shape[0] * q.shape[1] * more * keys):
+            if not block.is_next(q, k, scale) or more > STEPS or not is_small(block.maps * more * keys):
                 return False
-            before = watcher.ends.get(name)
-            if before is None or before[0] == watcher.passes or before[1] != keys - 1:
+            if not self.watcher.note_next(name, keys, block):
                 return False
-            if watcher.ids_fit(name, q.shape[0], keys) != block.with_ids:
-                return False
-            watcher.note(name, keys - 1, keys)
-            if not watcher._is_followed(name, (q.shape[0],)):
-                return True
-            layer = block.layer
-            part = Part(block.call, layer.queries, block.first_key, keys, (1, 1), None, watcher.passes)
-            q, ends = q.detach().clone(memory_format=torch.contiguous_format), k.detach().narrow(-2, keys - 2, 2)
-            block.add(Step(part, q, row, ends.clone(), None, None), k)
-            layer.parts.append(part)
+            if q.requires_grad or k.requires_grad:
+                q, k = q.detach(), k.detach()
+            last = block.steps[-1].part
+            part = Part(block.call, last.row + 1, block.first_key, keys, (1, 1), None, self.watcher.passes)
+            q, ends = q.clone(memory_format=torch.contiguous_format), k.narrow(-2, keys - 2, 2).clone()
+            block.add(Step(part, q, row, ends, None, None), k)
+            self.fresh = True
+            block.layer.parts.append(part)
         return True
 
     def _sees(self, call: Call) -> Sees | None:
@@ -187,20 +183,22 @@ class Gather:
         return self._same[key][2]
 
     def end_pass(self, rest: bool = False) -> None:
-        """A pass is over: its layers are accounted for, and the steps if there are enough.
-
-        With `rest` no other begins yet, and what may waits on.
-        """
+        """A pass is over: its layers are accounted for, and steps if there are enough; with `rest` what may waits."""
         with self.lock:
             if rest and self.may_rest:
                 with aside():  # a watch would hear where tensors are asked what they lie on
                     if all(may_rest(one.call) for one in self.calls):
                         return
+            self._seen = {}
+            if not self.calls and not self.fresh:
+                return
             self._flush_calls()
             self._check_steps()
-            self._seen = {}
-            held = sum(block.bytes for block in self.blocks.values())
-            if held > _BYTES or any(len(block.steps) >= STEPS for block in self.blocks.values()):
+            held, most = 0, 0
+            for block in self.blocks.values():
+                steps = len(block.steps)
+                held, most = held + block.own + steps * block.each, max(most, steps)
+            if held > _BYTES or most >= STEPS:
                 self.flush_steps()
 
     def flush(self) -> None:
@@ -257,13 +255,14 @@ class Gather:
     def _check_steps(self) -> None:
         """Whether the caches went on in this pass; on a GPU that is asked when the steps are accounted for."""
         fresh = [block for block in self.blocks.values() if block.steps and block.k is not block.new]
+        self.fresh = False
         if fresh and not fresh[0].k.is_cuda:
             with aside():
                 if moved(fresh):
                     self._apart(fresh)
                     return
         for block in fresh:
-            block.believe()
+            block.k = block.new  # they hold all keys of those before
 
     def _apart(self, fresh: list[Block]) -> None:
         """The last step found other keys than the ones before it: these are accounted for, and it by itself."""

@@ -60,7 +60,8 @@ class Part:
     extra: dict[str, Any] = field(default_factory=dict)  # beside the weights: v, grad, along, sizes, output, kept
 
     def __post_init__(self) -> None:
-        self.last = max(self.last, self.turn)
+        if self.last < self.turn:
+            self.last = self.turn
 
     def __getstate__(self) -> dict[str, Any]:
         """What `copy` and `pickle` take along: nothing that is on its way."""

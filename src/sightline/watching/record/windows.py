@@ -48,4 +48,6 @@ class Windows:
 def _place(x: Tensor, time: int) -> tuple:
     """Where a position of a tensor `[batch, heads, time, dim]` lies in memory, and how its axes do."""
     other = (x.shape[0], x.shape[1], x.shape[3])
-    return (x.untyped_storage().data_ptr(), x.storage_offset() + time * x.stride(2), other, x.stride())
+    offset, strides = x.storage_offset(), x.stride()
+    begin = x.data_ptr() - offset * x.itemsize  # of its storage, which takes longer to ask
+    return (begin, offset + time * strides[2], other, strides)
