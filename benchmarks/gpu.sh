@@ -31,6 +31,8 @@ for what in "$@"; do
     "$PYTHON" tests/record.py --by-file "$OUT/tests.xml" "$OUT/tests-gpu.json" "bash benchmarks/gpu.sh $what"
     gzip -f "$OUT/tests.log"
   else
+    # What is not measured again is kept.
+    test -f "$OUT/$name-gpu.json" || cp "benchmarks/results/$name-gpu.json" "$OUT" 2> /dev/null
     part "$name" "$PYTHON" "benchmarks/$name.py" "${words[@]:1}" --out "$OUT"
   fi
 done

@@ -1,6 +1,6 @@
 """What watching a model costs: time and memory beside the same model unwatched, and beside eager attention.
 
-    python benchmarks/watch.py [--out FOLDER] [--tokens N] [--quick]
+    python benchmarks/watch.py [--out FOLDER] [--tokens N] [--quick] [--parts model short]
 
 On the CPU: SmolLM2-135M in transformers, float32, 2,048 tokens. On a GPU: a model of Llama-3-8B's shape with random
 bf16 weights at 32,768 tokens, all layers watched; then at 131,072 tokens with two layers; and eager attention with its
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from harness import compare, ratio, write
+from harness import compare, kept, ratio, write
 
 from sightline.watching import Seen, watch
 
@@ -328,28 +328,34 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, no long context")
+    parser.add_argument("--parts", nargs="*", default=["model", "short"], choices=["model", "short"])
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.manual_seed(0)
     if options.one:
         one_run(options.one, options.tokens)
         return
-    if GPU:
-        model = large_model()
-        rows = cost(model, options.tokens, 2 if options.quick else 5)
-        rows += padded(model, min(options.tokens, 16384), 2 if options.quick else 5)
-        if not options.quick:
-            rows += long_context(model)
-        del model
-        torch.cuda.empty_cache()
-        rows += eager((2048, 4096, 8192, 16384, 32768), large_model)
-    else:
+    rows = kept("watch", "part", options.parts, options.out)
+    measured = {"model": of_model, "short": lambda options: short(3 if options.quick else 15)}
+    for part in options.parts:
+        rows += [{"part": part, **row} for row in measured[part](options)]
+        print("written:", write("watch", rows, options.out), flush=True)
+
+
+def of_model(options: argparse.Namespace) -> list[dict]:
+    """A large model on a GPU and a long context, a small one on a CPU and its memory."""
+    repeats = 2 if options.quick else 5
+    if not GPU:
         model = small_model()
-        rows = cost(model, options.tokens, 2 if options.quick else 5)
-        rows += padded(model, options.tokens, 2 if options.quick else 5)
-        rows += memory(options.tokens)
-    rows += short(3 if options.quick else 15)
-    print("written:", write("watch", rows, options.out))
+        rows = cost(model, options.tokens, repeats) + padded(model, options.tokens, repeats)
+        return rows + memory(options.tokens)
+    model = large_model()
+    rows = cost(model, options.tokens, repeats) + padded(model, min(options.tokens, 16384), repeats)
+    if not options.quick:
+        rows += long_context(model)
+    del model
+    torch.cuda.empty_cache()
+    return rows + eager((2048, 4096, 8192, 16384, 32768), large_model)
 
 
 if __name__ == "__main__":
