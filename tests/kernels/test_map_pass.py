@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sightline as sl
+from held_memory import Held
 from sightline.backends.call import make_call
 from sightline.lens import plan
 from sightline.lens.gpu import plan as gpu_plan
@@ -100,6 +101,21 @@ def test_every_statistic_equals_the_walk(name):
 @pytest.mark.parametrize("picture", PICTURES, ids=str)
 def test_every_kind_of_picture_equals_the_walk(picture):
     assert_same(*both(1, 1, 61, 77, requests=[picture], mask=sl.window(50, 3)), bound=5e-6)
+
+
+def test_memory_of_a_long_text(monkeypatch, tile):
+    """All that is there at the same time, at 65,536 tokens; what kernels would write is not looked at."""
+    tile(64, 128)
+    from sightline.kernels import layout, map_pass, measure, row_stats
+
+    for module in (layout, map_pass, measure, row_stats):
+        monkeypatch.setattr(module, "launch", lambda *_, **__: None)
+    q = torch.zeros(1, 16, 65_536, 128, dtype=torch.float16, device=DEVICE)
+    call, lse = make_call(q, q, q, mask=sl.causal()), torch.zeros(1, 16, 65_536, device=DEVICE)
+    job = plan._plan(call, ["received", "entropy", "max_score", "distance", sl.Picture(512, 512)])
+    with Held(q, lse) as held:
+        assert gpu_plan.run(Levels(call, lse), job) is not None
+    assert held.most <= 56 << 20, held.most >> 20  # 32 of it are results, and 16 a band of the queries
 
 
 @pytest.mark.parametrize("mask", [None, sl.causal(), sl.window(9)], ids=str)

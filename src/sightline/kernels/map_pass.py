@@ -116,15 +116,15 @@ def look(
         "PER_ROW": len(of_rows),
     }  # fmt: skip
     options = {"num_warps": tiling.warps, "num_stages": tiling.stages, "maxnreg": tiling.registers}
-    every: dict[str, float] = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
-    units = {name: every[name] for name in of_rows}
+    unit_of: dict[str, float] = {"entropy": 1 / fixed_entropy, "distance": 1 / fixed_distance, "total": 1 / fixed}
+    units = {name: unit_of[name] for name in of_rows}
     flat, grid = one_axis(q), (batch * heads, programs)
     for band in bands(flat, rows, tiling):
         part = in_order(flat, rows, band)
         fetch = descriptor(part, rows, tiling.rows)
         largest = torch.empty(batch, heads, band.slots, dtype=torch.int32, device=device) if one_largest else None
         lse2, sums = prepare(lse, rows, band, len(of_rows), largest)
-        given |= {
+        every = given | {
             "Q": part, "Q_TMA": fetch, "q_map": part.stride(0) // 8, "q_row": part.stride(1) // 8, "L": lse2,
             "ORDER": None if rows.order is None else rows.order[band.first :], "ROW_SUMS": sums if of_rows else None,
             "LARGEST": largest if binned is None else binned, "slots": band.slots, "first_slot": band.first,
@@ -133,12 +133,12 @@ def look(
         constants["TMA"] = fetch is not None
         # A row's sums lie within four threads, and nowhere else, where the newer matrix unit has a warp for 16 rows.
         constants["DIRECT"] = fetch is not None and q.dtype != torch.float32 and tiling.rows == 16 * tiling.warps
-        launch(program, grid, given, constants | {"RESTED": False}, **options)
+        launch(program, grid, every, constants | {"RESTED": False}, **options)
         # Maps with measured rows have a launch of their own, which ends at once in all others. Asking waits, so last.
         if measured.some:
-            launch(program, grid, given, constants | {"RESTED": True}, **options)
+            launch(program, grid, every, constants | {"RESTED": True}, **options)
         finish(lse, measured.rest, rows, band, sums, units, largest, found)
-    del given, sums  # before more is made
+        del every, part, fetch, largest, lse2, sums  # before the next band's are made
     if "sums" in found and not as_floats:
         # In one go; by a number of its own the dtype would be torch's default one, which may be a half.
         unit = torch.tensor(pixel_unit / fixed, dtype=torch.float32, device="cpu")
