@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 import torch
 
+from quick_interpreter import quicken
+
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
@@ -34,6 +36,7 @@ def pytest_collection_finish() -> None:
     # The compiler makes millions of objects: to look for garbage among them as often as Python does by itself took a
     # tenth of the time.
     gc.set_threshold(20_000, 10, 10)
+    quicken()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
