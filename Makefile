@@ -57,8 +57,8 @@ DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format page types docs tables wheel native-wheel extras installs families peers clean test-lowest \
-  ray-test notebook-test $(TRY_PAGE)
+.PHONY: help demo test check check-python check-page test-page format page types docs tables wheel native-wheel extras \
+  installs families peers clean test-lowest ray-test notebook-test $(TRY_PAGE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,15 +71,22 @@ demo: $(RUN) $(TRY_PAGE) ## a trained model on a sentence: an account of its att
 	@test ! -f $(PAGE) || { echo; $(BIN)/sightline serve $(VENV)/demo --port $(PORT); }
 
 # A worker that has nothing left takes tests from the others: all end at the same time.
-test: check $(PAGE) $(CHROMIUM) $(COMPILER) $(WARM) ## make check, then every test and every example in the documentation
-	$(NPM) test
+test: check test-page $(CHROMIUM) $(COMPILER) $(WARM) ## make check, then every test and every example in the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-check: $(DEV) $(NPM_TOOLS) ## lint, formatting and types
+# The page is looked at, and its own tests run, while mypy reads the library.
+check: check-python check-page ## lint, formatting and types
+
+check-python: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check-page: $(NPM_TOOLS)
 	$(NPM) run check
+
+test-page: check-page $(PAGE)
+	$(NPM) test
 
 format: $(DEV) $(NPM_TOOLS) ## put the code into the one format, and fix what can be fixed without thinking
 	$(BIN)/ruff check --fix-only .

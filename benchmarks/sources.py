@@ -72,8 +72,11 @@ def _sum(parts: tuple[str, ...], kind: str) -> str:
 def _meaning(path: Path) -> bytes:
     """What a file says to Python; of other files all of it."""
     source = path.read_bytes()
-    if path.suffix != ".py":
-        return source
+    return _read(source) if path.suffix == ".py" else source
+
+
+@functools.cache  # most files are part of most sums
+def _read(source: bytes) -> bytes:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -134,7 +135,7 @@ def layer_violations(source: str, path: Path) -> list[str]:
     here = parts(path)
     own = here[1]
     found = []
-    for line, target in imports(ast.parse(source), path):
+    for line, target in imports(parsed(source), path):
         if target[0] != "sightline":
             continue
         where = f"{path.relative_to(ROOT)}:{line}"
@@ -146,6 +147,17 @@ def layer_violations(source: str, path: Path) -> list[str]:
         elif LEVEL[wanted] >= LEVEL[own]:
             found.append(f"{where}: {own} may not import {wanted}, which is not in a layer above it")
     return found
+
+
+@functools.lru_cache(maxsize=1000)  # most checks are of all files, one after the other
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_kept_for_these_tests_alone() -> Iterator[None]:
+    yield
+    parsed.cache_clear()
 
 
 def source_files() -> list[Path]:
@@ -256,7 +268,7 @@ def imports_of(path: Path, files: dict[str, Path]) -> set[Import]:
             guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
             look(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef), types or guarded)
 
-    look(ast.parse(path.read_text(encoding="utf-8")), False, False)
+    look(parsed(path.read_text(encoding="utf-8")), False, False)
     return found
 
 
@@ -361,7 +373,7 @@ MAY_ASK = ("backends/sdpa.py", "backends/api.py")
 def asked(source: str) -> list[int]:
     """The lines that ask whether something is of a class of masks: isinstance, `type(x) is`, a class in a match."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         told: list[ast.AST] = []
         if (
             isinstance(node, ast.Call)
@@ -430,7 +442,7 @@ def private(name: str) -> bool:
 def owned(source: str) -> set[str]:
     """The private attributes and methods of the classes of a file."""
     found: set[str] = set()
-    for kind in [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]:
+    for kind in [node for node in ast.walk(parsed(source)) if isinstance(node, ast.ClassDef)]:
         for node in ast.walk(kind):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.add(node.name)
@@ -456,7 +468,7 @@ def reached(source: str, package: str, owners: dict[str, set[str]]) -> list[int]
     mine = owned(source)
     others = set().union(*(names for other, names in owners.items() if other != package))
     others -= owners.get(package, set()) - (owners["lens"] if package != "lens" else set())
-    tree, lines = ast.parse(source), set()
+    tree, lines = parsed(source), set()
     imported: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sightline."):
@@ -599,7 +611,7 @@ def test_a_statistic_is_named_where_it_is_declared() -> None:
     found = {
         str(path.relative_to(PACKAGE))
         for path in source_files()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in ("entropy", "max_score")
     }
     assert found == NAMES_STATISTICS, "read sightline.lens.statistics instead of a list of names of one's own"
@@ -670,7 +682,7 @@ SKIPS = {"skip", "skipif", "skipIf", "skipUnless", "xfail", "importorskip", "Ski
 def skips(source: str) -> list[int]:
     """The lines on which a test file skips or expects to fail."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Attribute) and node.attr in SKIPS:
             owner: ast.expr = node.value
             while isinstance(owner, ast.Attribute):

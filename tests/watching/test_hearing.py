@@ -190,12 +190,15 @@ def test_a_compiled_llama_is_trained_to_the_same_bits(implementation, side) -> N
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_with_the_compiler_that_people_use(checkpointed) -> None:
-    """Inductor, with both kinds of checkpoint inside of it: each layer is compiled as it would be without."""
+    """Inductor, with both kinds of checkpoint inside of it: a layer is compiled as it would be without.
+
+    One layer: each takes its C++ compiler seconds, and what several share is tested below.
+    """
     torch.manual_seed(3)
-    state = Model(checkpointed=checkpointed).state_dict()
+    state = Model(1, checkpointed=checkpointed).state_dict()
 
     def net() -> Model:
-        made = Model(checkpointed=checkpointed)
+        made = Model(1, checkpointed=checkpointed)
         made.load_state_dict(state)
         return made
 
@@ -204,7 +207,7 @@ def test_with_the_compiler_that_people_use(checkpointed) -> None:
     assert all(map(torch.equal, plain, same))
     assert graphs == 2 * before
     assert monitor.steps == [0, 2, 4]
-    assert list(monitor.latest) == ["layers.0", "layers.1"]
+    assert list(monitor.latest) == ["layers.0"]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

@@ -24,8 +24,8 @@ from sightline.explore.model_runs import Models
 from sightline.explore.page import STATIC
 from sightline.explore.run import Run
 from sightline.models import load as load_model
-from sightline.web.app import application
 from sightline.web.service import Service
+from web.shared_app import application_of
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -121,7 +121,7 @@ class Live:
         listener.bind(("127.0.0.1", port))
         self.port = listener.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}/"
-        config = uvicorn.Config(application(service), log_level="error", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(application_of(service), log_level="error", timeout_graceful_shutdown=1)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]}, daemon=True)
         self.thread.start()

@@ -13,9 +13,9 @@ from explore_cases import make_run, sights, words
 from sightline.explore.model_runs import Models
 from sightline.explore.once_more import Report
 from sightline.explore.run import Run
-from sightline.web.app import application
 from sightline.web.jobs import Job
 from sightline.web.service import Service
+from web.shared_app import application_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -25,7 +25,7 @@ class Client:
     """Asks the application without a socket; every answer is read whole."""
 
     def __init__(self, service: Service, host: str = "127.0.0.1:8000") -> None:
-        self.service, self.app, self.host = service, application(service), host
+        self.service, self.app, self.host = service, application_of(service), host
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
