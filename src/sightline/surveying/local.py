@@ -166,9 +166,11 @@ def _serve(pipe: Connection, model: str, folder: Path, wanted: Wanted, driver: s
     try:
         worker = Worker(model, folder, wanted, driver)
     except Exception as error:
-        pipe.send(error)
+        with suppress(OSError):  # a driver that is gone
+            pipe.send(error)
         return
-    pipe.send(None)
+    with suppress(OSError):
+        pipe.send(None)
     said: Any = None
     while not isinstance(said, Exception):
         try:
@@ -181,5 +183,5 @@ def _serve(pipe: Connection, model: str, folder: Path, wanted: Wanted, driver: s
             return
         except Exception as error:  # a full disk too: it is no fault of the texts, and ends the survey
             said = error
-        with suppress(OSError):  # a driver that is gone
+        with suppress(OSError):
             pipe.send(said)
