@@ -50,10 +50,9 @@ SYSTEM = if test "$$(id -u)" = 0 && command -v apt-get > /dev/null; then echo "I
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(1) > /dev/null; \
 	else echo "Missing: $(2). On Debian and Ubuntu: sudo apt-get install $(1)"; exit 1; fi
 
-# Two workers for each core, of one thread each: a third of their time they wait for a browser, a compiler or the index.
-# Each may take some 5 GB.
-WORKERS ?= $(shell awk -v most=$$((2 * $$(nproc))) '/MemTotal/ { n = int($$2 / 5e6) } END { print n < 1 ? 3 : n < most ? n : most }' \
-  /proc/meminfo 2> /dev/null || echo 3)
+# Three workers on two cores, of one thread each: a third of their time they wait for a browser, a compiler or the index.
+# A fourth gains nothing, and each may take 5 GB.
+WORKERS ?= 3
 
 DEMO_TEXT ?= "The kids were scared of the lions, so they left right away."
 PORT      ?= 8000
