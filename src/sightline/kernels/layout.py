@@ -19,11 +19,10 @@ from torch import Tensor
 
 from sightline import caches
 from sightline.kernels.launch import kernel, launch
+from sightline.kernels.map_tile import FOLDED
 
 # Rows of a pixel that a tile takes at a time.
 TAKEN = 2
-# Rows of the axis that a tile of queries has more where it goes by registers: no tile is less high.
-_FOLDED = 32
 # Bytes of queries that are copied at once; where there are more, a band takes a sixteenth of them, or so many.
 _COPIED, _BAND = 64 << 20, 16 << 20
 
@@ -274,8 +273,9 @@ def descriptor(q: Tensor, rows: Rows, height: int, by_registers: bool = False) -
     if rows.order is None:
         return TensorDescriptor(q, [maps, length, dim], [by_map, by_row, 1], [1, height, wide])
     if by_registers:
-        shape, steps = [maps * length // _FOLDED, _FOLDED, dim], [_FOLDED * by_row, by_row, 1]
-        return TensorDescriptor(q, shape, steps, [height // _FOLDED, _FOLDED, wide])
+        folded = FOLDED.value  # no tile is less high
+        shape, steps = [maps * length // folded, folded, dim], [folded * by_row, by_row, 1]
+        return TensorDescriptor(q, shape, steps, [height // folded, folded, wide])
     return TensorDescriptor(q, [maps * length, dim], [by_row, 1], [height, wide])
 
 

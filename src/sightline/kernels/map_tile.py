@@ -11,6 +11,8 @@ import triton.language as tl
 
 # Stands for -inf in sums of weight * log(weight), where 0 * -inf would be NaN.
 HIDDEN = tl.constexpr(-1.0e30)
+# Rows of the axis that a tile of queries has more where it goes by registers (`layout.descriptor`).
+FOLDED = tl.constexpr(32)
 
 
 @triton.jit

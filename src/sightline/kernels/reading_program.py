@@ -17,6 +17,7 @@ import triton.language as tl
 
 from sightline.kernels.launch import kernel
 from sightline.kernels.map_tile import (
+    FOLDED,
     HIDDEN,
     add_up,
     as_bfloat16,
@@ -130,7 +131,7 @@ def program(
                 at_row = map_id * queries + row
                 if TMA:
                     if pictured:
-                        q = Q_TMA.load([(own * slots + tile * BM) // 32, 0, 0])
+                        q = Q_TMA.load([(own * slots + tile * BM) // FOLDED, 0, 0])
                     else:
                         q = Q_TMA.load([own, tile * BM, 0])
                     q = q.reshape(BM, DIM)
@@ -141,7 +142,7 @@ def program(
                 if OF >= 2:
                     if TMA:
                         if pictured:
-                            g = G_TMA.load([(own * slots + tile * BM) // 32, 0, 0])
+                            g = G_TMA.load([(own * slots + tile * BM) // FOLDED, 0, 0])
                         else:
                             g = G_TMA.load([own, tile * BM, 0])
                         g = g.reshape(BM, VDIM)
